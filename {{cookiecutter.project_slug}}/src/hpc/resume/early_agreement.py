@@ -101,7 +101,7 @@ class EarlyAgreement:
             self._changed.notify()
         if message != CONFIRMED:
             if reached_step >= int(message):
-                store.set(self._key(f"{number}/passed"), str(reached_step).encode())
+                store.append(self._key(f"{number}/passed"), f"{reached_step} ")
             store.add(self._key(f"{number}/answers"), 1)
 
     def _propose(self, store: Any) -> None:
@@ -115,8 +115,8 @@ class EarlyAgreement:
         if num_answers < self.num_ranks:
             return
         if store.check([self._key(f"{last}/passed")]):  # further each time: a rank may not wait for the others at all
-            reached_step = max(int(store.get(self._key(f"{last}/passed"))), self._reached_step)
-            self._send(store, str(reached_step + 4**self._num_sent).encode())
+            reached_steps = map(int, store.get(self._key(f"{last}/passed")).split())
+            self._send(store, str(max(*reached_steps, self._reached_step) + 4**self._num_sent).encode())
         else:
             self._send(store, CONFIRMED)
 
