@@ -61,7 +61,7 @@ def test_what_a_script_says_goes_on(desk):
     script.write_text(text.replace("train.py", "train.py callbacks.witness.fault=hold callbacks.witness.rank=0"))
     done = subprocess.run([*SUBMIT, str(script)], cwd=desk.project, env=desk.env, capture_output=True, text=True)
     job = done.stdout.strip()
-    run_dir = desk.project / "runs" / f"digits_{job}"
+    run_dir = desk.project / "runs" / f"digits_resnet_{job}"
     wait_for(lambda: (run_dir / "rank-0.json").exists(), 120, "it trains")
     seen = json.loads((run_dir / "rank-0.json").read_text())
     desk.slurm.exec(seen["host"], "kill", "-9", str(seen["pid"]))
