@@ -81,7 +81,7 @@ REJECTED = {
     "F28, F59 another environment": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} export PYTHONPATH=$PWD/other; exec {TWO_NODES}'",
-        ["versions", " on n1", "lightning 2.0", " on n2", "source env.sh"],
+        ["versions", " on n1", "lightning 2.6.99", " on n2", "source env.sh"],
         60,
     ),
     "F33 torchrun on each node for itself": (
@@ -137,9 +137,9 @@ def desk(slurm, bake) -> Desk:
 @pytest.fixture(scope="module")
 def traps(desk):
     """Make another version of a library, a tiny file system, and one that only one node has."""
-    other = desk.project / "other" / "lightning-2.0.dist-info"
+    other = desk.project / "other" / "lightning-2.6.99.dist-info"
     other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.0\n")
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.6.99\n")
     for name, size in {"small": "1m", "own": "64m"}.items():
         folder = desk.project / name
         folder.mkdir()
