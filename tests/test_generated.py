@@ -1,4 +1,4 @@
-"""Run the checks and tests of a baked project."""
+"""Run the checks and tests of a baked project. test_readme.py runs pyright, as its README says."""
 
 import re
 import subprocess
@@ -17,11 +17,6 @@ def test_ruff_is_clean(arguments, project, run):
     assert done.returncode == 0, done.stdout
 
 
-def test_types_are_clean(project, run):
-    done = run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable], project)
-    assert done.returncode == 0, done.stdout
-
-
 def test_hpc_is_the_same_in_every_fork(project, awkward_project):
     """Check that answers do not change hpc, so that updates can replace it and tests of the template cover it."""
     trees = [project / "src/hpc", awkward_project / "src/hpc", SOURCES]
@@ -36,6 +31,7 @@ def test_hpc_is_the_same_in_every_fork(project, awkward_project):
     assert contents[0] == contents[1] == contents[2]
 
 
+@pytest.mark.soak
 def test_its_own_quick_tests_pass(awkward_project, capfd):
     """Run the tests that are not slow in a project as it is baked. test_fork.py runs all tests, with files added."""
     with capfd.disabled():
