@@ -75,11 +75,17 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def wait(self, condition: str) -> None:
+        """Return as soon as a script's expression is true, at the latest after `PATIENCE`, and then fail."""
+        end = time.monotonic() + PATIENCE
+        while not self.evaluate(condition):
+            assert time.monotonic() < end, f"never so: {condition}"
+            self.evaluate("new Promise((done) => requestAnimationFrame(() => done()))")
+
     def mouse(self, action: str, x: float, y: float) -> None:
-        """Move or press the mouse (mouseMoved, mousePressed, mouseReleased), and let the page react."""
+        """Move or press the mouse (mouseMoved, mousePressed, mouseReleased)."""
         pressed = {"button": "left", "clickCount": 1} if action != "mouseMoved" else {}
         self.call("Input.dispatchMouseEvent", type=action, x=x, y=y, **pressed)
-        self.evaluate("new Promise((done) => setTimeout(done, 200))")
 
     def screenshot(self, path: Path) -> None:
         """Return a screenshot of the whole page."""

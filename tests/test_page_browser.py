@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Tab, browser
 from PIL import Image
+from slurm_project import wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -94,8 +95,8 @@ def test_the_charts_follow_the_colour_scheme_while_the_page_is_open(page: Path, 
     tab.show(page.as_uri(), DESK)
     assert set(tab.evaluate(colours)) == {"rgb(255, 255, 255)"} and tab.evaluate(line) == "rgb(0, 114, 178)"
     tab.prefer(dark=True)
-    tab.evaluate("new Promise((done) => setTimeout(done, 500))")
-    assert set(tab.evaluate(colours)) == {"rgb(27, 30, 35)"} and tab.evaluate(line) == "rgb(90, 180, 236)"
+    tab.wait(f"{colours}.every((one) => one === 'rgb(27, 30, 35)')")
+    assert tab.evaluate(line) == "rgb(90, 180, 236)"
     assert tab.evaluate(EYE) == [] and tab.complaints == []
     tab.prefer(dark=False)
 
@@ -107,23 +108,20 @@ def test_one_can_zoom_and_read_values_and_save_a_picture(page: Path, tab: Tab, t
                          ".querySelector('.nsewdrag').getBoundingClientRect())")  # fmt: skip
     middle, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
     tab.mouse("mouseMoved", middle, y)
-    assert "loss" in tab.evaluate(f"{plot}.querySelector('.hoverlayer').textContent")
+    tab.wait(f"{plot}.querySelector('.hoverlayer').textContent.includes('loss')")
     everything = tab.evaluate(f"{plot}.layout.xaxis.range")
     for action, x in (("mousePressed", middle), ("mouseMoved", middle + 40), ("mouseReleased", middle + 80)):
         tab.mouse(action, x, y)
+    tab.wait(f"{plot}.layout.xaxis.range[1] - {plot}.layout.xaxis.range[0] < {0.5 * (everything[1] - everything[0])}")
     low, high = tab.evaluate(f"{plot}.layout.xaxis.range")
-    assert high - low < 0.5 * (everything[1] - everything[0])
     tab.prefer(dark=True)
-    tab.evaluate("new Promise((done) => setTimeout(done, 500))")
+    tab.wait(f"getComputedStyle({plot}.querySelector('.bg')).fill === 'rgb(27, 30, 35)'")
     assert tab.evaluate(f"{plot}.layout.xaxis.range") == [low, high], "it stays where the reader has zoomed"
     tab.prefer(dark=False)
     tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     tab.evaluate(f"{plot}.querySelector('.modebar-btn').click()")
-    for _ in range(100):
-        tab.evaluate("new Promise((done) => setTimeout(done, 100))")
-        if pictures := list(tmp_path.glob("*.png")):
-            break
-    (picture,) = pictures
+    wait_for(lambda: list(tmp_path.glob("*.png")), 60, "a picture")
+    (picture,) = tmp_path.iterdir()
     with Image.open(picture) as image:
         assert picture.name == "loss.png" and min(image.size) > 500
     assert tab.complaints == []
@@ -137,8 +135,7 @@ def test_a_finger_on_a_chart_moves_the_page(page: Path, tab: Tab) -> None:
     for kind, up in (("touchStart", 0), *(("touchMove", way) for way in range(20, 140, 20)), ("touchEnd", 0)):
         points = [{"x": 200, "y": y - up}] if kind != "touchEnd" else []
         tab.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
-    tab.evaluate("new Promise((done) => setTimeout(done, 300))")
-    assert tab.evaluate("scrollY") > before + 50
+    tab.wait(f"scrollY > {before + 50}")
     buttons = "[...document.querySelectorAll('figure:first-of-type .modebar-btn')].map((one) => one.dataset.title)"
     assert {"Zoom in", "Zoom out", "Reset axes"} <= set(tab.evaluate(buttons)), "as a finger cannot draw a box"
 

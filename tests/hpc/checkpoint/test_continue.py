@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from test_weights import deepspeed_by_hand
+from tiers import soak_all_but
 
 from hpc.checkpoint import deepspeed_universal
 
@@ -59,7 +60,7 @@ def reference(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> list
     return losses(run_dir)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", soak_all_but(["ddp", "fsdp"], "ddp"))
 def test_on_fewer_ranks_and_on_more(strategy: str, reference: list[float], start: Callable, tmp_path: Path) -> None:
     words = [*DOUBLE, f"strategy={strategy}", f"trainer.max_steps={STEPS}"]
     for ranks, stop in ((4, 4), (2, 8), (1, 12), (2, 17), (4, None)):

@@ -48,7 +48,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 # A run on images that change: renamed classes rotate the labels.
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_changed_data_are_rejected_until_they_are_permitted(start: Callable[..., str], tmp_path: Path) -> None:
     folder, run_dir = tmp_path / "images", tmp_path / "run"
     make_images(folder, ("ant", "bee", "cat"), num=30, size=(8, 8))

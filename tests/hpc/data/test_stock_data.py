@@ -292,7 +292,7 @@ def metrics_of(start: Callable[..., str], run_dir: Path, ranks: int, *words: str
     return json.loads((run_dir / "attempts.jsonl").read_text().splitlines()[-1])["metrics"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_metrics_are_the_same_in_every_layout(start: Callable[..., str], tmp_path: Path) -> None:
     one = metrics_of(start, tmp_path / "one", 1)
     assert len(one) == 3

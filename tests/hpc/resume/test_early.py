@@ -158,7 +158,7 @@ Classifier.training_step = training_step
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_stop_is_obeyed_soon_after_steps_became_slow(start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true"]

@@ -97,7 +97,7 @@ def assert_same(run_dir: Path, reference: Path) -> None:
     assert tensors[0] == tensors[1]  # byte for byte
 
 
-@pytest.mark.parametrize("strategy", soak_all_but(STRATEGIES, "single", "ddp", "fsdp"))
+@pytest.mark.parametrize("strategy", soak_all_but(STRATEGIES, "single", "ddp"))
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Callable, tmp_path: Path) -> None:
     ranks, words = STRATEGIES[strategy]
     words = [*words, *DIGITS, f"trainer.devices={ranks}"]

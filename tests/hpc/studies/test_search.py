@@ -559,7 +559,7 @@ def test_all_ranks_leave_a_run_that_is_given_up_and_it_is_finished(start: Callab
     assert any(b"_hparams_/session_start_info" in file.read_bytes() for file in files)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_that_finishes_tells_its_best_and_one_that_stops_goes_on(start: Callable, tmp_path: Path) -> None:
     folder = searching(tmp_path / "search")
     words = ["trainer=cpu", "trainer.max_epochs=3", QUIET]

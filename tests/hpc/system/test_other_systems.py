@@ -59,7 +59,7 @@ def run(*words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_trains_and_resumes_without_linux(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = ["trainer.max_steps=30", "checkpoint.every_n_steps=10", "+data.num_workers=1", f"run_dir={run_dir}", QUIET]

@@ -203,6 +203,7 @@ def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
     assert after._lr == 0.3
 
 
+@pytest.mark.soak
 def test_ranks_are_averaged(together: Any) -> None:
     assert together(_read, 3) == [[2.0, 20.0]] * 3
 

@@ -98,7 +98,7 @@ def test_an_answer_needs_no_heavy_library_reads_nothing_twice_and_writes_nothing
     assert ("#SBATCH --nodes=4\n" in done.stdout) is ("--dry-run" in typed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_first_step_needs_only_what_is_used(tmp_path: Path) -> None:
     bare = set(json.loads(python("import json, sys, torch, lightning; print(json.dumps(list(sys.modules)))").stdout))
     run = [str(PROJECT / "train.py"), f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1"]

@@ -99,6 +99,7 @@ def test_a_checkpoint_is_evaluated_to_the_same_number(
     assert last_line(done.stdout) == last_line(trained[1]), done.stderr
 
 
+@pytest.mark.soak
 def test_predictions_hold_every_sample_once_whatever_ranks_made_them(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_fine_tuning_freezes_the_backbone_then_releases_it(
         assert not torch.equal(before["network.head.weight"], after["network.head.weight"])
 
 
+@pytest.mark.soak
 def test_runs_repeat_themselves_and_seeds_differ(run_cases: Callable, tmp_path: Path) -> None:
     common = ["trainer.max_steps=20", "trainer.log_every_n_steps=1", QUIET]
     cases = {
@@ -288,6 +290,7 @@ def test_more_gpus_than_there_are_is_rejected(trainer: str, call: Callable) -> N
     assert done.returncode == 2 and "devices are visible" in done.stderr
 
 
+@pytest.mark.soak
 def test_a_run_imports_nothing_of_plans_jobs_searches_and_reports(tmp_path: Path) -> None:
     code = "import runpy, sys; runpy.run_path('train.py', run_name='__main__'); print('MODULES', *sys.modules)"
     command = [sys.executable, "-c", code, "trainer.max_steps=2", QUIET, f"run_dir={tmp_path}/run"]

@@ -211,7 +211,7 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
         if key in FORMER_KEYS:
-            raise ConfigError(key, None, "cannot be used any more", FORMER_KEYS[key]) from None
+            raise ConfigError(key, None, "has another name", FORMER_KEYS[key]) from None
         raise _unknown_key_error(key, overrides, configs=configs)
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"

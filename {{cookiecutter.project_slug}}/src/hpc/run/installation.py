@@ -27,16 +27,16 @@ class InstallationError(Exception):
     """The environment cannot be completed. The text says why, and what to do."""
 
 
-def main(venv: Path, which: str) -> int:
+def main(venv: Path, mode: str) -> int:
     """Create or complete the environment, and return the exit code.
 
     Args:
-        which: `PINNED`, `SITE`, or "" for what the environment was made with, by default `PINNED`.
+        mode: `PINNED`, `SITE`, or "" for what the environment was made with, by default `PINNED`.
     """
     try:
-        _reject_unsuitable(venv, which)
+        _reject_unsuitable(venv, mode)
         with _locked(venv) as descriptor:
-            _install(venv, which, lock=descriptor)
+            _install(venv, mode, lock=descriptor)
     except InstallationError as error:
         _print(str(error))
     except OSError as error:
@@ -48,10 +48,10 @@ def main(venv: Path, which: str) -> int:
     return 1
 
 
-def completion_marker(venv: Path, which: str, *, code: Path) -> bytes:
+def completion_marker(venv: Path, mode: str, *, code: Path) -> bytes:
     """Return the content of the file that marks a complete environment: its path, its versions, the project's files."""
     files = [(code / name).read_bytes().rstrip(b"\n") for name in ("pyproject.toml", "constraints.txt")]
-    return b"\n".join([os.fsencode(venv), which.encode(), *files])
+    return b"\n".join([os.fsencode(venv), mode.encode(), *files])
 
 
 def reject_unsuitable_environment(venv: Path, code: Path) -> None:
@@ -60,7 +60,7 @@ def reject_unsuitable_environment(venv: Path, code: Path) -> None:
     Raises:
         ConfigError: env.sh has not finished the environment for this code, or a package is not in the supported range.
     """
-    complete = [completion_marker(venv, which, code=code) for which in (PINNED, SITE)]
+    complete = [completion_marker(venv, mode, code=code) for mode in (PINNED, SITE)]
     try:
         is_complete = (venv / f".complete-{project_name()}").read_bytes() in complete
     except OSError:
@@ -94,10 +94,10 @@ def pack_environment(venv: Path) -> None:
     temporary.replace(packed)
 
 
-def _reject_unsuitable(venv: Path, which: str) -> None:
+def _reject_unsuitable(venv: Path, mode: str) -> None:
     """Raise `InstallationError` if nothing may be installed into this folder."""
-    if which not in ("", PINNED, SITE):
-        raise InstallationError(f"VERSIONS must be {SITE} or {PINNED}; got {which}")
+    if mode not in ("", PINNED, SITE):
+        raise InstallationError(f"VERSIONS must be {SITE} or {PINNED}; got {mode}")
     if set(str(venv)) & set('"$`\\:\n'):
         raise InstallationError(f"the path {venv} is not supported: set VENV")
     if not venv.exists():
@@ -125,17 +125,17 @@ def _locked(venv: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def _install(venv: Path, which: str, *, lock: int) -> None:
+def _install(venv: Path, mode: str, *, lock: int) -> None:
     """Create or complete the environment, unless another process has done so while this one waited for the lock."""
-    which = which or (SITE if _site_folders_file(venv).exists() else PINNED)
-    marker, content = venv / f".complete-{project_name()}", completion_marker(venv, which, code=PROJECT)
+    mode = mode or (SITE if _site_folders_file(venv).exists() else PINNED)
+    marker, content = venv / f".complete-{project_name()}", completion_marker(venv, mode, code=PROJECT)
     if marker.exists() and marker.read_bytes() == content:
         return
-    _make(venv, which)
+    _make(venv, mode)
     python = str(venv / "bin" / "python")
     _print(f"installing into {venv} (once; takes some minutes)")
-    options = ["--constraint", "constraints.txt"] if which == PINNED else []
-    requirements = versions.read_requirements() if which == PINNED else _site_requirements(python)
+    options = ["--constraint", "constraints.txt"] if mode == PINNED else []
+    requirements = versions.read_requirements() if mode == PINNED else _site_requirements(python)
     # Without PYTHONPATH (-I), as jobs have none. pip holds the lock, too: it goes on when this process is killed.
     pip = [python, "-Im", "pip", "install", "--quiet", "--disable-pip-version-check", *options, *requirements]
     if subprocess.run(pip, cwd=PROJECT, stdout=sys.stderr, pass_fds=[lock]).returncode:
@@ -149,15 +149,15 @@ def _install(venv: Path, which: str, *, lock: int) -> None:
     part.replace(marker)
 
 
-def _make(venv: Path, which: str) -> None:
+def _make(venv: Path, mode: str) -> None:
     """Create the environment, if it has no pip yet. One that was made with VERSIONS=site has a file SITE_FOLDERS."""
     site_folders, is_made = _site_folders_file(venv), (venv / "pyvenv.cfg").exists()
-    if is_made and site_folders.exists() != (which == SITE):
-        rule = f"{venv} was made with VERSIONS={PINNED if which == SITE else SITE}"
+    if is_made and site_folders.exists() != (mode == SITE):
+        rule = f"{venv} was made with VERSIONS={PINNED if mode == SITE else SITE}"
         raise InstallationError(f"{rule}: remove it, or set VENV to another folder, then source again")
     if os.path.samefile(sys.prefix, venv):  # env.sh uses the environment's own Python where that has pip
         return
-    if which == SITE:
+    if mode == SITE:
         site_folders.parent.mkdir(parents=True, exist_ok=True)
         site_folders.write_text("".join(f"{folder}\n" for folder in _package_folders()))
     elif torch := versions.installed_package("torch"):
