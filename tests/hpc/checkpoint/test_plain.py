@@ -77,6 +77,7 @@ def sharded(rank: int) -> str:
     return str(rejected.value)
 
 
+@pytest.mark.soak
 def test_a_part_of_a_tensor_is_not_saved_for_all_ranks(together: Callable) -> None:
     (said,) = together(sharded, 1)
     assert "on_save_checkpoint or state_dict (average)" in said and "must put whole tensors" in said

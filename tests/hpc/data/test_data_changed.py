@@ -215,10 +215,8 @@ def test_submit_takes_a_permission_for_one_job(moving: Any) -> None:  # noqa: F8
 # Permitted changes take effect
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "ranks"), [("single", 1), pytest.param("deepspeed_zero2", 2, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("deepspeed_zero2", 2)])
 def test_a_changed_learning_rate_takes_effect(
     strategy: str, ranks: int, start: Callable[..., str], tmp_path: Path
 ) -> None:

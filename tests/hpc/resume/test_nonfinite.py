@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fork import scalars
+from tiers import soak_all_but
 from torch import nn
 
 from hpc.checkpoint import weights
@@ -56,7 +57,7 @@ def verdict(run_dir: Path) -> str:
     return (run_dir / "verdict").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_zero2"])
+@pytest.mark.parametrize("strategy", soak_all_but(["ddp", "deepspeed_zero2"], "ddp"))
 def test_the_run_stops(strategy: str, start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     start(run_dir, 2, [*WORDS, f"strategy={strategy}"], patch=INFINITE, code=1)

@@ -530,8 +530,6 @@ def stopped(start: Callable, run_dir: Path, words: Sequence[str], stops: Sequenc
 COMMONEST = (
     "a plain DataLoader",
     "workers that draw random numbers",
-    "gradients that manual optimization accumulates",
-    "two schedules of one optimizer",
     "an epoch that ends with an incomplete step",
 )
 

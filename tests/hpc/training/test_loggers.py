@@ -49,7 +49,7 @@ def tables(run_dir: Path) -> list[list[tuple[str, ...]]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_table_beside_tensorboard_holds_the_rows_of_the_uninterrupted_run(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "logger=null", f"+logger.board={BOARD}", f"+logger.table={TABLE}"]
     start(tmp_path / "reference", 1, words, patch=TYPED)

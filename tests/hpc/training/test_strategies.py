@@ -152,7 +152,7 @@ Classifier.__init__, Classifier.training_step = __init__, training_step
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", soak_all_but(["ddp", "fsdp"], "ddp"))
 def test_training_does_not_depend_on_when_buffers_are_saved(strategy: str, start: Callable, tmp_path: Path) -> None:
     words = [f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true"]
     words += ["trainer.max_steps=7", "trainer.log_every_n_steps=1", "checkpoint.monitor=null", QUIET]
@@ -222,7 +222,7 @@ Resume.on_train_batch_end = on_train_batch_end
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero2"])
+@pytest.mark.parametrize("strategy", soak_all_but(["ddp", "fsdp", "tensor_parallel", "deepspeed_zero2"], "ddp"))
 def test_no_group_gives_up_before_the_watch_does(strategy: str, start: Callable, tmp_path: Path) -> None:
     words = ["trainer=ddp", f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", "experiment=text"]
     words += ["trainer.precision=32-true", "callbacks.progress=null", "checkpoint.monitor=null", "trainer.max_steps=1"]
