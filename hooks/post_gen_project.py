@@ -13,7 +13,7 @@ ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 CALLER = os.environ.get("PWD", "")
 
 COMMIT_UNKNOWN = """
-`cruft update` cannot update this project: the template {template} is not a git repository, so its commit is unknown.
+`cruft update` cannot update this project: git gives no commit or no address of the template {template}.
 To link it to a repository later, type this command in the project, and give the same answers as now:
   cruft link https://github.com/org/hpc-ml-template --checkout v{version}
 """

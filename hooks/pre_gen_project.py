@@ -109,7 +109,7 @@ def check_license():
     licenses = LICENSES.split()
     if name not in licenses and not re.fullmatch(r"LicenseRef-[A-Za-z0-9.-]+", name, re.ASCII):
         similar = [spdx for spdx in licenses if re.sub(r"\W", "", name).lower() in re.sub(r"\W", "", spdx).lower()]
-        rule = f"must be one of {', '.join(licenses)}"
+        rule = f"must be LicenseRef-NAME for a licence of your own, or one of {', '.join(licenses)}"
         yield rejection(
             "license", name, rule, f"license={similar[0] if name and similar else 'LicenseRef-Proprietary'}"
         )

@@ -350,6 +350,27 @@ other: 1
         assert code == 1 and "must be a list" in err
 
 
+def test_a_path_that_an_environment_cannot_have_is_rejected(place):
+    code, _, err = place.bash('source "$ENV"', VENV=f"{place.folder}/a:b")
+    assert code == 1 and not place.asked("pip install")
+    assert "a:b must not contain a double quote, $, `, \\, a colon or a line break: set VENV to another folder" in err
+
+
+def test_the_setup_of_a_person_is_noted_for_this_cluster_only(place):
+    personal = place.folder / "config" / "hpc-ml-template" / "clusters.yaml"
+    personal.parent.mkdir(parents=True)
+    (place.project / "configs" / "cluster" / "mine.yaml").write_text("setup: []\n")
+    for text, is_noted in (
+        ("mine:\n  account: me\n\n  setup: [module load a]\n", True),
+        ("mine: {account: me, setup: [module load a]}\n", True),
+        ("mine:\n  account: me\nother:\n  setup: [module load a]\n", False),
+        ("mine2:\n  setup: [module load a]\n", False),
+    ):
+        personal.write_text(text)
+        code, _, err = place.bash('source "$ENV"', CLUSTER="mine", XDG_CONFIG_HOME=f"{place.folder}/config")
+        assert code == 0 and (f"note: the setup in {personal} runs in jobs only" in err) == is_noted, (text, err)
+
+
 def test_an_environment_may_be_reached_by_another_name(place):
     assert place.bash('source "$ENV"')[0] == 0
     (place.folder / "link").symlink_to(place.venv)
@@ -395,7 +416,7 @@ def test_a_torch_of_the_site_that_is_not_supported_is_rejected_before_anything_i
     code, _, err = place.bash('source "$ENV"', VERSIONS="site", **site_python(place, "2.9.1"))
     assert code == 1 and not place.asked("pip install")
     rule = f"torch must be in the range >=2.10,<2.14 of pyproject.toml, but the one in {place.folder}/module is not"
-    assert f"env.sh: {rule}; got 2.9.1. Try: source env.sh, load another module, or change the range" in err
+    assert f"env.sh: {rule}; got 2.9.1. Try: load another module, or change the range" in err
     file = place.project / "pyproject.toml"
     file.write_text(file.read_text().replace("torch>=2.10", "torch>=2.9"))
     assert place.bash('source "$ENV"', **site_python(place, "2.9.1"))[0] == 0

@@ -50,7 +50,8 @@ _env_set_up() {
         eval "$line" || { _env_print "a setup line of $file failed: $line"; return 1; }
     done 3<<<"$setup"
     personal=${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template/clusters.yaml
-    if grep -q "^$cluster:.*setup:\|^  *setup:" -- "$personal" 2>/dev/null; then
+    if awk -v key="$cluster:" '/^[^ #]/ { on = index($0, key) == 1 } on && /(^|[ {,])setup:/ { found = 1 }
+        END { exit !found }' "$personal" 2>/dev/null; then
         _env_print "note: the setup in $personal runs in jobs only; here the one in $file has run"
     fi
 }

@@ -40,9 +40,9 @@ def search_reporter(run_dir: Path) -> Any:
     """Return the reporter of a hyperparameter search (submit.py --search); None if the run belongs to no search."""
     if not directory.is_search_trial(run_dir):
         return None
-    from hpc.studies import search  # only here: other runs do not need it
+    from hpc.studies import optuna_study  # only here: other runs do not need it
 
-    return search.open_reporter(run_dir)
+    return optuna_study.open_reporter(run_dir)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,11 @@ def test_the_sampler_ends_when_the_run_ends_or_fails_but_not_between_fit_and_tes
     from hpc.monitor.monitor import Monitor
 
     nobody: Any = None
-    for end in (lambda m: m.teardown(nobody, nobody, "test"), lambda m: m.on_exception(nobody, nobody, nobody)):
+    for end in (
+        lambda m: m.teardown(nobody, nobody, "test"),
+        lambda m: m.teardown(nobody, nobody, "predict"),
+        lambda m: m.on_exception(nobody, nobody, nobody),
+    ):
         reads, writes = os.pipe()
         monitor = Monitor("run", 10)
         monitor._sampler_pipe = writes
@@ -130,13 +134,13 @@ def test_the_sampler_ends_when_the_run_ends_or_fails_but_not_between_fit_and_tes
 
 
 def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -> None:
-    attempt_log.record_phase(tmp_path, 1, kind="epoch", begin_time=0, step=1)  # no folder: writes nothing
+    attempt_log.record_phase(tmp_path, 1, name="epoch", begin_time=0, step=1)  # no folder: writes nothing
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "monitor").mkdir()
     file = tmp_path / "monitor" / "phases.jsonl"
     file.write_text('{"what": "st')  # a crash cut it off
     before = time.time()
-    attempt_log.record_phase(tmp_path, 3, kind="validation", begin_time=before - 5, step=70)
+    attempt_log.record_phase(tmp_path, 3, name="validation", begin_time=before - 5, step=70)
     line = json.loads(file.read_text().splitlines()[1])
     assert line["end"] - line["begin"] >= 5 and abs(line["end"] - before) < 60
     assert {key: line[key] for key in ("what", "attempt", "step")} == {"what": "validation", "attempt": 3, "step": 70}

@@ -12,6 +12,7 @@ from hpc.config import compose, preflight
 from hpc.report.endings import Ending, explain_ending
 from hpc.report.findings import list_findings
 from hpc.report.run_statistics import RunStatistics
+from hpc.system import tables
 
 GPU = ["trainer=gpu", "cluster=juwels_booster", "cluster.account=a"]
 IMAGES = [*GPU, "data=images", "data.dir=.", "data.num_classes=10", "model=resnet18"]
@@ -69,7 +70,7 @@ CASES = [
                  "checkpoint.every_n_steps=50", id="checkpoints by steps"),
     pytest.param([*GPU, "checkpoint.every_minutes=3"], {"wall": {"checkpoints": 100.0}}, "hold up training",
                  "checkpoint.every_minutes=17", id="checkpoints by the clock"),
-    pytest.param(GPU, {"wall": {"checkpoints": 100.0}}, "5 of them", "+trainer.check_val_every_n_epoch=2", id="best"),
+    pytest.param(GPU, {"wall": {"checkpoints": 100.0}}, "5 of them", "+trainer.check_val_every_n_epoch=5", id="best"),
     pytest.param([*GPU, "cluster.node_local=/tmp"], {"wall": {"start-up": 330.0}}, "Starting takes 25 %",
                  "cluster.stage_env=true", id="start from the node"),
     pytest.param(GPU, {"wall": {"start-up": 330.0}}, "5.5 min in 1 start", "strategy.compile=false", id="compiling"),
@@ -171,3 +172,9 @@ def test_advice_on_an_unexpected_end(outcome: str, why: str, words: list[str], t
         if not override.startswith("python"):
             compose.compose_overrides([*IMAGES, *words, override], personal=False)
     assert explain_ending(Ending(1, outcome, why, None), {}, RESUME).startswith(f"Attempt 1 ended ({outcome})")
+
+
+def test_a_long_reason_leaves_room_for_the_advice_in_a_line_of_the_terminal() -> None:
+    why = f"rank 0: RuntimeError: {'mat1 and mat2 shapes cannot be multiplied ' * 20}"
+    sentence = explain_ending(Ending(1, "failed", why, 5), {}, RESUME)
+    assert " [...]. errors/1/" in sentence and tables.one_line(sentence).endswith("from the last checkpoint.")

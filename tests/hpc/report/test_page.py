@@ -206,6 +206,11 @@ def test_the_sections_of_the_page_are_in_order(run_dir: Path) -> None:
     assert "missing or damaged" not in "".join(text for _, text in read.texts)
 
 
+def test_the_heading_is_the_name_and_the_whole_state() -> None:
+    html = page.render_html([blocks.Section("digits: pending (Not Running: too busy)", [])]).decode()
+    assert "<h1>digits <span>pending (Not Running: too busy)</span></h1>" in html
+
+
 def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
     statistics = run_data.read_run_data(history.find_runs(run_dir)[0]).statistics
     assert statistics.phase_seconds == {
@@ -254,7 +259,7 @@ def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
     gpus = used(run_data.read_run_data(history.find_runs(run_dir)[0]))
     assert {series.name for series in gpus.series} == {"n1", "n2"}
     assert [band.name for band in gpus.bands] == [
-        name for name in ("start", "validation", "checkpoint", "end of an epoch") for _ in range(2)
+        name for name in ("start-up", "validation", "checkpoints", "end of an epoch") for _ in range(2)
     ]
     assert (gpus.bands[1].begin, gpus.bands[1].end) == pytest.approx((700 / 60, 760 / 60))
     # No line connects the two attempts.

@@ -156,7 +156,7 @@ def test_the_table_has_the_digits_that_people_compare() -> None:
 def test_the_charts_show_what_was_measured() -> None:
     rates = {1: measured(0.1, 0.08, 640.0), 4: RunRates("samples", 1280.0, 0.05, 0.03, None, None)}
     rate, efficiency, step = scaling_table.make_charts(rows_of(rates, "nodes=1,2,4"))
-    assert [(series.name, list(series.points)) for series in rate.series if series.style != "dots"] == [
+    assert [(series.name, list(series.points)) for series in rate.series] == [
         ("measured", [(1, 640.0), (4, 1280.0)]),
         ("ideal", [(1, 640.0), (4, 2560.0)]),
     ]
@@ -292,7 +292,12 @@ def test_a_run_that_ends_while_the_scheduler_is_asked_has_not_failed(
 
 @pytest.mark.parametrize(
     ("word", "is_other"),
-    [("model.optimizer.lr=0.1", True), ("trainer.max_steps=80", True), ("cluster.time=2:00:00", False)],
+    [
+        ("model.optimizer.lr=0.1", True),
+        ("trainer.max_steps=80", True),
+        ("cluster.time=2:00:00", False),
+        ("cluster=leonardo", True),
+    ],
 )
 def test_a_folder_with_another_study_is_rejected(tmp_path: Path, word: str, is_other: bool) -> None:
     words = ["nodes=1,2", f"out={tmp_path}"]
@@ -301,7 +306,7 @@ def test_a_folder_with_another_study_is_rejected(tmp_path: Path, word: str, is_o
     frozen_config.create_exclusively(point.run_dir, point.cfg, words=point.overrides)
     scaling_jobs.reject_other_study(points(*words))
     if is_other:
-        with pytest.raises(ConfigError, match=rf"{word.partition('=')[0]}: .*\n  Try: out=<a new folder>"):
+        with pytest.raises(ConfigError, match=rf"{word.partition('=')[0]}(.name)?: .*\n  Try: out=<a new folder>"):
             scaling_jobs.reject_other_study(points(*words, word))
     else:
         scaling_jobs.reject_other_study(points(*words, word))

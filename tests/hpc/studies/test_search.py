@@ -55,7 +55,7 @@ def drawn(folder: Path, *numbers: int) -> list[dict[str, str]]:
 
 
 def member(folder: Path, number: int) -> optuna_study.TrialReporter:
-    made = search.open_reporter(folder / f"{number:03}")
+    made = optuna_study.open_reporter(folder / f"{number:03}")
     assert made is not None
     return made
 
@@ -273,18 +273,14 @@ def test_a_member_that_starts_again_goes_on_with_its_trial(folder: Path) -> None
     again.end("complete", 0.5)
     (trial,) = optuna_study.open_study(folder).get_trials()
     assert sorted(trial.intermediate_values) == [0, 1, 2, 3, 4] and trial.value == 0.5
-    assert drawn(folder, 1) == [before] and search.open_reporter(folder / "001") is None, "it has ended"
-
-
-def test_of_a_run_without_a_search_nothing_is_told(tmp_path: Path) -> None:
-    assert search.open_reporter(tmp_path) is None
+    assert drawn(folder, 1) == [before] and optuna_study.open_reporter(folder / "001") is None, "it has ended"
 
 
 def test_a_study_that_cannot_be_reached_costs_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reached = member(folder, 0)
     (folder / optuna_study.JOURNAL).unlink()
     (folder / optuna_study.JOURNAL).mkdir()
-    assert not reached.report(0, 1.0) and search.open_reporter(folder / "001") is None
+    assert not reached.report(0, 1.0) and optuna_study.open_reporter(folder / "001") is None
     reached.end("complete", 1.0)
     assert capsys.readouterr().err.count("warning: cannot reach the study of this search") == 3
 

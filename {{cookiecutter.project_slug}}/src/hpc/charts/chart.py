@@ -19,7 +19,6 @@ MAX_TICKS = 8  # of a logarithmic x axis, for the same reason
 MAX_DRAWN_VALUE = 1e40  # no fp32 number is as large, so a larger value comes from a damaged file and is not drawn
 NUM_COLOURS = 6
 NO_DATA = {"text": "no data", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
-MODES = {"line": "lines", "dashes": "lines", "dots": "markers"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Series:
 
     name: str
     points: Sequence[Point]
-    style: str = "line"  # line, dashes, dots
+    style: str = "line"  # line, dashes
 
 
 @dataclass(frozen=True)
@@ -132,14 +131,14 @@ def _trace(series: Series, chart: Chart, *, colour: str) -> dict[str, Any]:
         (x, y if is_drawable(y, chart.log_y) else float("nan")) for x, y in series.points if is_drawable(x, chart.log_x)
     ]
     points = thin_points(points, MAX_POINTS)
-    mode = "lines+markers" if series.style == "line" and len(points) <= MAX_MARKED_POINTS else MODES[series.style]
+    has_markers = series.style == "line" and len(points) <= MAX_MARKED_POINTS
     return {
         "type": "scatter",
         "name": _label(": ".join(filter(None, [series.name, nonfinite_note(series, chart)]))),
         "legendgroup": _label(series.name),
         "x": [x for x, _ in points],
         "y": [y if y == y else None for _, y in points],
-        "mode": mode,
+        "mode": "lines+markers" if has_markers else "lines",
         "line": {"color": colour, "width": 2, "dash": "dash" if series.style == "dashes" else "solid"},
         "marker": {"color": colour, "size": 6},
     }

@@ -15,14 +15,17 @@ def format_seconds(value: float) -> str:
 
 
 def format_energy(joules: float) -> str:
-    """Format an energy in kWh, or in Wh if it is less than one kWh."""
+    """Format an energy: 12.3 Wh, 4.56 kWh, 1.23 MWh."""
     watt_hours = joules / 3600
-    return f"{watt_hours / 1000:.3g} kWh" if watt_hours >= 1000 else f"{watt_hours:.3g} Wh"
+    for limit, factor, unit in ((999.5, 1, "Wh"), (999_500, 1e-3, "kWh")):
+        if watt_hours < limit:
+            return f"{watt_hours * factor:.3g} {unit}"
+    return f"{watt_hours / 1e6:.3g} MWh"
 
 
 def format_si(value: float) -> str:
     """Format a number with three digits and an SI prefix: 12345 as "12.3 k"."""
     prefixes = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
-    fitting = ((size, prefix) for size, prefix in prefixes if size <= abs(value) < 1e15)
+    fitting = ((size, prefix) for size, prefix in prefixes if 0.9995 * size <= abs(value) < 1e15)
     size, prefix = next(fitting, (1.0, ""))
     return f"{value / size:.3g} {prefix}".strip()

@@ -96,7 +96,8 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
             with open_dict(cfg):
                 del cfg["hydra"]
     except OmegaConfBaseException as error:
-        raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
+        fix = f"correct this override, or the file below {configs}"
+        raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], fix) from None
     except HydraException as error:
         _raise_config_error(error, overrides, configs=configs)
     except Exception as error:  # a file that is not a config can fail anywhere in Hydra
@@ -211,9 +212,9 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
         if key in FORMER_KEYS:
-            raise ConfigError(key, None, "has another name", FORMER_KEYS[key]) from None
+            raise ConfigError(key, None, f"is {FORMER_KEYS[key]} in this version", FORMER_KEYS[key]) from None
         raise _unknown_key_error(key, overrides, configs=configs)
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"
     rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"
-    raise ConfigError(key, None, rule, "see --help") from None
+    raise ConfigError(key, None, rule, "--help, which lists all groups and their choices") from None

@@ -129,7 +129,12 @@ def _as_config_error(error: Exception) -> ConfigError | None:
 
 def convert_omegaconf_error(error: "OmegaConfBaseException") -> ConfigError:
     """Return a `ConfigError` for a value that the program asked for and that is missing or cannot be resolved."""
-    return ConfigError(error.full_key or "config", None, f"must have a value: {first_line(error)}", "see --cfg job")
+    return ConfigError(
+        error.full_key or "config",
+        None,
+        f"must have a value: {first_line(error)}",
+        "--cfg job, which prints the config with its references",
+    )
 
 
 def require_one_of(key: str, value: str, *, choices: list[str]) -> None:

@@ -13,7 +13,8 @@ from itertools import chain
 from hpc.config.project import PROJECT
 
 PACKAGES = ("torch", "lightning")
-FIX = "source env.sh, load another module, or change the range in pyproject.toml if this version works for you"
+OTHER_VERSION = "load another module, or change the range in pyproject.toml if this version works for you"
+FIX = f"source env.sh, {OTHER_VERSION}"
 
 
 @dataclass(frozen=True)
@@ -85,4 +86,4 @@ def reject_unsupported_packages() -> None:
 
 if __name__ == "__main__":
     for unsupported in unsupported_packages(tuple(sys.argv[1:])):
-        print(f"{unsupported.name} {unsupported.rule}; got {unsupported.version}. Try: {FIX}")
+        print(f"{unsupported.name} {unsupported.rule}; got {unsupported.version}. Try: {OTHER_VERSION}")

@@ -84,13 +84,13 @@ class Monitor(L.Callback):
         self._end_sampler()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "test":  # the last stage of a run
+        if stage != "fit":  # a test follows a fit; nothing follows a test or a prediction
             self._end_sampler()
 
-    def _note(self, trainer: L.Trainer, phase: str) -> None:
-        begin = self._begins.pop(phase, None)
+    def _note(self, trainer: L.Trainer, name: str) -> None:
+        begin = self._begins.pop(name, None)
         if trainer.is_global_zero and self.attempt is not None and begin is not None:
-            attempt_log.record_phase(self.run_dir, self.attempt, kind=phase, begin_time=begin, step=trainer.global_step)
+            attempt_log.record_phase(self.run_dir, self.attempt, name=name, begin_time=begin, step=trainer.global_step)
 
     def _end_sampler(self) -> None:
         """Make the sampler write its last row and end, without waiting for it."""

@@ -16,6 +16,7 @@ from hpc.run.history import RunRecord
 SCHEDULER_OUTCOMES = {word.lower().replace("_", " ") for word in job_states.SLURM_END_STATES}
 EXPECTED_OUTCOMES = {"finished", "continue"} | ACTIVE
 ROLLBACK = "`faults.nonfinite=rollback`: the run returns to the last checkpoint and skips these samples."
+MAX_REASON_LENGTH = 200  # characters in a sentence; the whole text is in errors/ and in the log
 NO_END_RECORDED = "it recorded no end, as after SIGKILL or when its node is lost"
 
 
@@ -61,7 +62,10 @@ def explain_ending(ending: Ending, config: Mapping[str, Any], resume_command: st
         resume_command: what to type to resume the run.
     """
     step = "" if ending.step is None else f" at step {ending.step}"
-    reason = f": {ending.reason.rstrip('.')}" if ending.reason else ""
+    words = ending.reason.rstrip(".")
+    if len(words) > MAX_REASON_LENGTH:  # so that the advice after it is seen
+        words = f"{words[:MAX_REASON_LENGTH]} [...]"
+    reason = f": {words}" if words else ""
     advice = next(_advice(ending, config, resume_command))
     return f"Attempt {ending.attempt} ended{step} ({ending.outcome}){reason}. {advice}"
 

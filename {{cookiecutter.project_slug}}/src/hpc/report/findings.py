@@ -78,7 +78,7 @@ def _validation_time(statistics: RunStatistics, config: Mapping[str, Any]) -> It
         return
     total = format_seconds(statistics.phase_seconds["validation"])
     observation = f"Validation takes {format_percent(share)} of the run: {total} in all."
-    if override := _less_frequent_validation(statistics, config, share=share):
+    if override := _less_frequent_validation(statistics, config, share=share, target=VALIDATION_SHARE):
         yield Finding(share, observation, override, "the run then validates less often.")
     else:
         yield Finding(share, observation, None, f"It is rare already; {SMALLER_WHEN_LONGER}")
@@ -104,7 +104,7 @@ def _checkpoint_time(statistics: RunStatistics, config: Mapping[str, Any]) -> It
         minutes = ceil(total_seconds / num_saves / CHECKPOINT_SHARE / 60)
         override = f"checkpoint.every_minutes={max(minutes, ceil(2 * every_minutes))}"
     elif config_value(config, "checkpoint.monitor") and statistics.phase_counts.get("validation", 0) > num_saves / 2:
-        override = _less_frequent_validation(statistics, config, share=share)
+        override = _less_frequent_validation(statistics, config, share=share, target=CHECKPOINT_SHARE)
         effect = f"{'each' if override else 'Each'} validation with a better value saves a checkpoint."
         yield Finding(share, observation, override, effect)
         return
@@ -203,9 +203,11 @@ RULES = (
 )  # fmt: skip
 
 
-def _less_frequent_validation(statistics: RunStatistics, config: Mapping[str, Any], *, share: float) -> str | None:
-    """Return the override after which validation takes VALIDATION_SHARE instead of `share`; None if it is rare."""
-    factor, key = max(ceil(share / VALIDATION_SHARE), 2), "trainer.val_check_interval"
+def _less_frequent_validation(
+    statistics: RunStatistics, config: Mapping[str, Any], *, share: float, target: float
+) -> str | None:
+    """Return the override after which what takes `share` of the run takes `target`; None if validation is rare."""
+    factor, key = max(ceil(share / target), 2), "trainer.val_check_interval"
     interval, longest = config_value(config, key), _max_batches(statistics, config)
     if isinstance(interval, float) and 0 < interval < 1:  # a share of an epoch
         return f"++{key}={min(interval * factor, 1.0):.3}"

@@ -11,7 +11,7 @@ MAX_FACT_LENGTH = 28  # characters; a longer fact gets a line of its own
 
 def render_html(sections: Sequence[Section]) -> bytes:
     """Return the page in UTF-8. The title of the first section is the name of the run and its state."""
-    name, _, state = escape_text(sections[0].title).rpartition(": ")
+    name, _, state = escape_text(sections[0].title).partition(": ")
     header = f"<header>\n<h1>{name} <span>{state}</span></h1>\n{''.join(map(_block, sections[0].blocks))}</header>\n"
     return render_page(sections[0].title, header + "".join(map(_section, sections[1:])))
 

@@ -10,20 +10,14 @@ from hpc.charts.chart import Band, Chart, Series
 from hpc.monitor import node_usage
 from hpc.monitor.event_files import PlotPoint, RunCurves
 from hpc.monitor.node_usage import GAP_INTERVALS, NodeSamples, Phase
-from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, STEP_PARTS, AttemptSpan
+from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, PHASES, STEP_PARTS, AttemptSpan
 
 LAST_CURVES = {"lr": "learning rate", "grad_norm": "gradient norm"}  # tags of curves that come last, and their titles
 MAX_CURVE_CHARTS = 12
 MAX_LINES = 3  # in a chart of nodes or GPUs; instead of more, their mean and the least used one
 NUM_BINS = 300  # of the time, in which a mean is taken
 CORES_LABEL = "% of the job's cores"
-BAND_NAMES = {
-    "start": "start",
-    "validation": "validation",
-    "checkpoint": "checkpoint",
-    "test": "test",
-    "epoch": "end of an epoch",
-}
+BAND_NAMES = PHASES | {"epoch": "end of an epoch"}
 UNITS = ((7200, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
 
 

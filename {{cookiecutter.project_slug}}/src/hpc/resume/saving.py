@@ -90,7 +90,7 @@ class Saver:
         self.validated_average = None
         if trainer.is_global_zero:
             attempt_log.record_phase(
-                self.run.run_dir, self.run.number, kind="checkpoint", begin_time=begin_time, step=step
+                self.run.run_dir, self.run.number, name="checkpoint", begin_time=begin_time, step=step
             )
 
     def add_to_checkpoint(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:

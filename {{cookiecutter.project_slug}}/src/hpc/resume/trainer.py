@@ -28,8 +28,8 @@ def make_trainer(
 ) -> L.Trainer:
     """Make the Trainer that the config describes, with its loggers, callbacks and strategy.
 
-    Four callbacks are added to those of the config: they log curves, check that the data are still the same, save and
-    resume the run, and apply hyperparameters that changed between two attempts.
+    Callbacks are added to those of the config: they log curves, check that the data are still the same, save and resume
+    the run, apply hyperparameters that changed between two attempts, and write predictions.
 
     Args:
         trial: what a run of a search reports to, on rank 0.

@@ -80,18 +80,18 @@ def write_verdict(path: Path, attempt: int, *, step: int, outcome: str, why: str
         os.close(folder)
 
 
-def record_phase(run_dir: Path, attempt: int, *, kind: str, begin_time: float, step: int) -> None:
+def record_phase(run_dir: Path, attempt: int, *, name: str, begin_time: float, step: int) -> None:
     """Record a phase that ends now, at this step, in monitor/phases.jsonl: the report draws it above what nodes did.
 
     A run without a monitor has none; on a full disk it is lost.
 
     Args:
-        kind: start, epoch, validation, checkpoint or test.
+        name: start, epoch, validation, checkpoint or test.
         begin_time: unix time.
     """
     times = {"begin": round(begin_time, 3), "end": round(time.time(), 3)}
     with suppress(OSError):
-        line = {"what": kind, **times, "attempt": attempt, "step": step}
+        line = {"what": name, **times, "attempt": attempt, "step": step}
         append_json_line(run_dir / "monitor" / "phases.jsonl", line)
 
 

@@ -163,7 +163,9 @@ def _leaves(cfg: DictConfig) -> dict[str, Any]:
         return flatten(OmegaConf.create(to_frozen_yaml(cfg)))
     except OmegaConfBaseException as error:
         rule = f"cannot be resolved: {str(error).splitlines()[0]}"
-        raise ConfigError(error.full_key or "resume", None, rule, "see --cfg job") from None
+        raise ConfigError(
+            error.full_key or "resume", None, rule, "--cfg job, which prints the config with its references"
+        ) from None
 
 
 def _differing_keys(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -99,7 +99,8 @@ def _reject_unsuitable(venv: Path, mode: str) -> None:
     if mode not in ("", PINNED, SITE):
         raise InstallationError(f"VERSIONS must be {SITE} or {PINNED}; got {mode}")
     if set(str(venv)) & set('"$`\\:\n'):
-        raise InstallationError(f"the path {venv} is not supported: set VENV")
+        forbidden = "a double quote, $, `, \\, a colon or a line break"
+        raise InstallationError(f"the path {venv} must not contain {forbidden}: set VENV to another folder")
     if not venv.exists():
         return
     if (owner := venv.stat().st_uid) != os.geteuid():

@@ -17,7 +17,7 @@ from hpc.submit.options import SubmitOptions
 
 NOT_SUBMITTED = "not submitted"
 MAX_PAUSE_SECONDS = 60  # between two queries of the scheduler
-# Sections of the config that do not change what a run measures.
+# Sections of the config that do not change what a run measures: of the cluster, only another name does.
 UNCOMPARED = ("run_dir", "cluster", "force", "dirty_tree", "group_readable")
 
 
@@ -57,11 +57,15 @@ def reject_other_study(points: Sequence[ScalingPoint]) -> None:
     """Raise `ConfigError` if the run directory of a point holds a run of another config."""
     for point in points:
         lines = frozen_config.list_changes(point.run_dir, point.cfg) if _read_run(point) else []
-        changes = [line for line in lines if line.partition(":")[0].split(".")[0] not in UNCOMPARED]
+        changes = [line for line in lines if _is_compared(line.partition(":")[0])]
         if changes:
             rule = f"must be empty or hold this study, but {point.name} was submitted with another config"
             fix = "out=<a new folder>"
             raise ConfigError("out", point.run_dir.parent, f"{rule} ({'; '.join(changes[:3])})", fix)
+
+
+def _is_compared(key: str) -> bool:
+    return key == "cluster.name" or key.split(".")[0] not in UNCOMPARED
 
 
 def submit_missing(runs: Sequence[PointRun], *, retry_failed: bool) -> None:

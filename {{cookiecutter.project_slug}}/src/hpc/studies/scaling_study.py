@@ -22,7 +22,8 @@ def run_study(words: Sequence[str], *, dry_run: bool = False, retry_failed: bool
         wait: return only when no job of the study is queued or running.
 
     Returns:
-        0: finished, queued or running; 1: a point has failed; 130: interrupted by Ctrl-C, which cancels no job.
+        0: finished, queued or running; 1: a point has failed, or finished without a measured rate; 130: interrupted by
+        Ctrl-C, which cancels no job.
 
     Raises:
         ConfigError: a point cannot run, or the folder holds something else.
@@ -59,8 +60,8 @@ def report_results(runs: Sequence[PointRun], *, command: str) -> int:
     for run in runs:
         if run.has_failed:
             print(f"{run.point.name} {run.state.name}: {run.state.reason}")
-            kept = "from its last checkpoint" if on_disk.list_checkpoints(run.point.run_dir) else "from the first step"
-            print(f"  to run the same code again, {kept}: {command} --retry-failed")
+            start = "from its last checkpoint" if on_disk.list_checkpoints(run.point.run_dir) else "from the first step"
+            print(f"  to run the same code again, {start}: {command} --retry-failed")
             print(f"  to run changed code: rm -r {shlex.quote(str(run.point.run_dir))}, then {command}")
         elif run.is_finished and run.point.num_nodes not in rates:
             print(f"{run.point.name} finished, but has no readable curves of perf/")

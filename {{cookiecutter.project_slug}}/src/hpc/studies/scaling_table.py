@@ -89,9 +89,9 @@ def make_charts(rows: Sequence[ScalingRow]) -> list[Chart]:
 
 
 def _curve(name: str, rows: Sequence[ScalingRow], *, field: str, factor: float = 1) -> list[Series]:
-    """Return a field over the nodes as a line and as dots, because a single point has no line."""
+    """Return a field over the nodes; no series if it was not measured."""
     points = [(row.nodes, factor * value) for row in rows if (value := getattr(row, field)) is not None]
-    return [Series(name, points), Series(name, points, "dots")] if points else []
+    return [Series(name, points)] if points else []
 
 
 def _cells(row: ScalingRow) -> list[str]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -16,9 +15,6 @@ from hpc.studies import search_space, sweep
 from hpc.submit.options import SAMPLERS
 from hpc.system import files
 from hpc.system.files import write_atomically
-
-if TYPE_CHECKING:
-    from hpc.studies.optuna_study import TrialReporter
 
 FILE = directory.SEARCH_FILE
 
@@ -105,15 +101,3 @@ def load_search(folder: Path) -> Search:
         rule = f"This is not the folder of a search: {reason}"
         fix = "runs/<the folder that submit.py --search has printed>"
         raise ConfigError("FOLDER", folder, rule, fix) from None
-
-
-def open_reporter(run_dir: Path) -> "TrialReporter | None":
-    """Return the object through which a run of a search reports its metric; None for all other runs.
-
-    To be called by one process of the run.
-    """
-    if not directory.is_search_trial(run_dir):
-        return None
-    from hpc.studies import optuna_study  # optuna from here on
-
-    return optuna_study.open_reporter(run_dir)

@@ -3,7 +3,6 @@
 import io
 import re
 from collections.abc import Sequence
-from typing import IO
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -14,10 +13,10 @@ MAX_CELL_LENGTH = 400  # characters
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]\d+)?|nan|-?inf")
 
 
-def make_console(file: IO[str] | None = None) -> Console:
-    """Return a console for stdout or a file. Only a terminal has a width and colours."""
-    console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=PIPE_WIDTH)
+def make_console() -> Console:
+    """Return a console for stdout. Only a terminal has a width and colours."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def one_line(value: object) -> str:
