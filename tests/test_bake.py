@@ -204,6 +204,7 @@ def load_hook(template: Path) -> dict:
     return names
 
 
+@pytest.mark.slow
 def test_every_cluster_of_the_template_can_be_answered(template, bake):
     folders = ("configs/cluster", "src/hpc/jobs/cluster")
     files = [path for folder in folders for path in template.glob(f"*/{folder}/*.yaml") if path.stem != "base"]

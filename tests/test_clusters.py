@@ -60,6 +60,7 @@ def test_every_cluster_with_slurm_has_a_twin():
     assert not set(TWINS) - set(SLURM), "twins of clusters that are not in src/hpc/jobs/cluster"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}")
 @pytest.mark.parametrize("name", [name for name in SLURM if name in TWINS])
 def test_slurm_takes_the_job_and_no_larger_one(name, scripts, tmp_path):

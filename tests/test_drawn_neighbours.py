@@ -44,6 +44,7 @@ def test_neighbours_do_no_harm_and_without_the_cures_they_do(project):
     assert said.count(": found in round") == 3
 
 
+@pytest.mark.slow
 def test_every_harm_is_seen(tmp_path):
     assert run("-c", HARMFUL, HERE, tmp_path / "ground", seconds=60).splitlines() == [
         "changed a file of another",

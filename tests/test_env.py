@@ -188,6 +188,7 @@ def test_installs_again_when_the_versions_change(name, place):
     assert place.asked("-Im pip install") == 2
 
 
+@pytest.mark.slow
 def test_two_at_once_install_once(place):
     both = [place.popen('source "$ENV" && type -P python', STUB_SECONDS="2") for _ in range(2)]
     results = [process.communicate(timeout=60) for process in both]
@@ -195,6 +196,7 @@ def test_two_at_once_install_once(place):
     assert place.asked("-Im pip install") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_installer_leaves_no_lock(place):
     place.killed("-Im pip install", STUB_SECONDS="2")
     code, _, err = place.bash('source "$ENV"')
@@ -204,6 +206,7 @@ def test_a_killed_installer_leaves_no_lock(place):
     assert [line == "pip is done" for line in lines] == [False, True] * 2  # the pip of the killed one has ended first
 
 
+@pytest.mark.slow
 def test_of_many_that_wait_for_a_killed_process_one_installs(place):
     place.killed("-Im pip install", STUB_SECONDS="1")
     many = [place.popen('source "$ENV"', STUB_SECONDS="1") for _ in range(4)]

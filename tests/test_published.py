@@ -63,6 +63,7 @@ def test_predictions_reach_their_goals_on_runs_that_nothing_was_fitted_to(answer
     assert found["fitted"] <= 0.06 * found["all"]
 
 
+@pytest.mark.slow
 def test_a_decoder_that_is_worked_out_is_the_one_that_is_traced(answers):
     traced, worked_out = answers(COMPARE)
     for same in ("parameters", "tensors", "output", "head"):

@@ -70,6 +70,7 @@ def test_one_unpacking_per_node_serves_all_its_ranks(staging, slurm):
     assert ranks == [f"{node} {folder}/local/{node}/env-{job}" for node in ("n1", "n1", "n2", "n2")]
 
 
+@pytest.mark.slow
 def test_packs_again_only_after_a_change(staging, slurm):
     def packs() -> bool:
         job, _, said = submit(staging, slurm)

@@ -339,6 +339,7 @@ def die_at_every_moment(folder: Path, step: int) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [20, 10], ids=["the next step", "the same step again"])
 def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: int, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")  # its processes have no threads

@@ -148,6 +148,7 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 def test_the_command(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w"]
     assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout

@@ -88,6 +88,7 @@ def every_rank_writes(rank: int, run_dir: str) -> list[str]:
     return sorted(found.files)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_what_every_rank_has_written(together: Callable, tmp_path: Path) -> None:
     assert together(every_rank_writes, 3, str(tmp_path)) == [["rank-0", "rank-1", "rank-2"]] * 3
 

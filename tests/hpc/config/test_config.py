@@ -57,11 +57,13 @@ def accept(*overrides: str) -> None:
     preflight.check_config(compose.compose_overrides(list(overrides)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_is_accepted(choice: str, places: dict) -> None:
     accept(choice, *(need.format(**places) for need in NEEDS.get(choice, [])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["ddp", "ddp_4node", "fsdp", "fsdp_4node", "deepspeed", "deepspeed_4node"])
 @pytest.mark.parametrize(
     "strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero1", "deepspeed_zero3", "zero3_offload"]

@@ -27,6 +27,7 @@ def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "version"),
     [("torch", "2.9.1"), ("torch", "2.16.0"), ("torch", "2.14.0a0+nv26.10"), ("torch", "git"), ("lightning", "2.5.6")],

@@ -23,6 +23,8 @@ from hpc.jobs import pbs
 from hpc.jobs.job import Job
 from hpc.run import history, job_logs
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parent / "recorded"
 SOURCED = project.PROJECT / "src/hpc/jobs/pbs.bash"
 WORK = Path("/home/ana")

@@ -220,6 +220,7 @@ def meets(rank: int, words: list[str]) -> list[object]:
     return [os.environ["MASTER_PORT"], *([said["rank"], said["words"]] for said in heard)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["seed=1", "seed=2"], ["seed=1", "seed=1"]])
 def test_two_launches_at_once_with_one_name(words: list[str], together: Callable) -> None:
     said = together(meets, 4, words)

@@ -85,6 +85,7 @@ def machines() -> list[hardware.Machine | None]:
     return found
 
 
+@pytest.mark.slow
 def test_most_shipped_clusters_name_their_gpu():
     assert len(machines()) > 8 and None in machines()
 

@@ -199,6 +199,7 @@ def test_nothing_is_left_behind(number: int, code: int, show: Callable[..., Show
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_several_places_and_an_unknown_login_host(show: Callable[..., Shown], tmp_path: Path) -> None:
     runs = [logged(tmp_path / name / "seed=1", [value]) for name, value in {"a": 1.0, "b": 2.0}.items()]
     shown = show(*runs, "cluster=local")

@@ -66,6 +66,7 @@ def wishes(rank: int) -> list[object]:
     return [asked, [(wish.stop, wish.save, wish.is_best, wish.is_not_finite) for wish in heard]]
 
 
+@pytest.mark.slow
 def test_all_ranks_hear_the_same_and_ask_at_the_same_steps(together: Callable) -> None:
     first, second, third = together(wishes, 3)
     assert first == second == third

@@ -16,6 +16,8 @@ from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.run import attempt_log, claim
 
+pytestmark = pytest.mark.slow
+
 HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
 # Takes the claim when told to, prints the result, and then prints whether the claim is still its own.
 PROCESS = """

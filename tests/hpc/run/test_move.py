@@ -21,6 +21,8 @@ from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import command_line, frozen_config
 
+pytestmark = pytest.mark.slow
+
 SLURM = ["cluster=slurm", "trainer=ddp_4node"]
 CACHE = "callbacks.compile_cache.enabled"
 

@@ -25,6 +25,8 @@ from hpc.studies.run_rates import RunRates
 from hpc.studies.scaling_jobs import PointRun
 from hpc.studies.scaling_points import ScalingPoint
 
+pytestmark = pytest.mark.slow
+
 # A job needs an environment that env.sh has marked as complete, or a container; neither is started here.
 DDP = ["trainer=ddp", "cluster=slurm", "cluster.container=none"]
 BEGAN = 1_800_000_000.0

@@ -26,6 +26,8 @@ from hpc.studies import optuna_study, search, search_space, trial_table
 from hpc.studies.search import Search
 from hpc.studies.search_space import Choice, Range
 
+pytestmark = pytest.mark.slow
+
 LR = "model.optimizer.lr"
 WORDS = ["trainer=cpu", f"{LR}=tag(log, interval(1e-4, 1e-1))", "data.global_batch_size=choice(32, 64)"]
 TYPED = ["cluster=slurm", "trainer=ddp", *WORDS[1:]]

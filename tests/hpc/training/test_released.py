@@ -107,6 +107,7 @@ def heads(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("HEAD")]
 
 
+@pytest.mark.slow
 def test_what_is_in_no_sharded_part_is_rejected(start: Callable[..., str], tmp_path: Path) -> None:
     said = start(tmp_path / "run", 2, [*WORDS, "strategy=fsdp"], patch=BESIDE, code=2)
     assert "ConfigError: model=beside.weight, beside.bias" in said

@@ -104,6 +104,7 @@ def test_processes_that_were_started_from_one_take_over_what_it_found(tmp_path: 
     first.claim.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", [alone, two])
 def test_of_two_jobs_the_second_is_rejected(begins: Begin, tmp_path: Path) -> None:
     first = begins(tmp_path)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from fork import ENVIRON, PACKAGE, PROJECT
 
+pytestmark = pytest.mark.slow
+
 # Libraries that composing a config imports.
 COMPOSING = {"antlr4", "attr", "hydra", "omegaconf", "packaging", "yaml"}
 # More libraries that the first step needs, on the rank that writes the curves.
