@@ -38,9 +38,10 @@ pictures: demo
 	.venv/bin/python docs/report_pictures.py build/demo/$(PROJECT)
 	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
+# Files are taken in the order of their names, by which the longest do not come last.
 test: env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
-	.venv/bin/python -m pytest --ignore tests/hpc -m "not soak"
+	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m "not soak"
 
 # With the 3 faults of `make test`, 25 are injected: each kind at least once.
 soak: env
