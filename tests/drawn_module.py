@@ -141,16 +141,16 @@ class Drawn(L.LightningModule):
         logs: str | None = None,
         own_clip: bool = False,
         keeps: bool = False,
-        parallelize: Any = None,
+        is_shared: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.wanted, self.every, self.logs = network, optimizers, every, logs
         self.automatic_optimization = not manual
-        self.parallelize, self.own_clip = parallelize, own_clip
+        self.is_shared, self.own_clip = is_shared, own_clip
         self.mean = MeanMetric()
         self.keeps, self.temperature, self.outputs = keeps, 1.0, []
         self.generator, self.recent = np.random.default_rng(5), Recent(network)
-        if keeps and parallelize is None:
+        if keeps and not is_shared:
             self.spare = nn.Parameter(torch.zeros(2))
         self.register_buffer("smooth", torch.zeros(()), persistent=False)
         self.register_buffer("lasting", torch.zeros(()))
@@ -159,10 +159,6 @@ class Drawn(L.LightningModule):
     @property
     def backbone(self) -> nn.Module:
         return self.network.blocks  # type: ignore[return-value]
-
-    def configure_model(self) -> None:
-        if self.parallelize is not None:
-            self.parallelize(self.network, self.device_mesh)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network(inputs)
@@ -215,7 +211,7 @@ class Drawn(L.LightningModule):
         """Return a factor near 1 that depends on the state of `recent` and of the generator."""
         recent, head = self.recent, self.network.head
         with torch.no_grad():
-            if self.parallelize is None:  # only on one device: otherwise the head may be sharded
+            if not self.is_shared:  # only on one device: otherwise the head may be sharded
                 for mine, its in zip(recent.average.parameters(), head.parameters(), strict=True):
                     mine.lerp_(its.to(mine), 0.1)
             average = float(sum(one.sum() for one in recent.average.parameters()))

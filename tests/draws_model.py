@@ -40,8 +40,7 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
     model["own_clip"] = sharded or dice.chance(0.3)
     model["keeps"] = not moves and dice.chance(0.3)  # as each rank has its own state
     if sharded or moves:
-        shared = {"_partial_": True, "_target_": "hpc.training.parallel.parallelize"}
-        model["parallelize"] = {**shared, "precision": "${trainer.precision}"}
+        model["is_shared"] = True
     drawn["model"] = model
 
 

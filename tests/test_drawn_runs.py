@@ -79,11 +79,7 @@ STOPPED_LATE = [struck("training_step", 7)]
 NETWORK = PLAIN["model"]["network"]
 SHARED = {
     "own_clip": True,
-    "parallelize": {
-        "_partial_": True,
-        "_target_": "hpc.training.parallel.parallelize",
-        "precision": "${trainer.precision}",
-    },
+    "is_shared": True,
 }
 STOCK = {"_target_": "my_research.drawn.Stock", "sizes": PLAIN["data"]["sizes"], "global_batch_size": 4}
 SGD = {"name": "SGD", "lr": 0.1, "momentum": 0.9, "schedulers": []}

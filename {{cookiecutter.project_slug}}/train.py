@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from hpc.config.build import build
+from hpc.config.build import build, build_data
 from hpc.run import command_line, directory
 from hpc.run.program import RankProcess, rank_process
 from hpc.training.attempt import run_attempt
@@ -22,7 +22,7 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
     with run_attempt(cfg, process) as attempt:
         from hpc.resume.trainer import finish, make_trainer, test  # imports lightning: only once the config is accepted
 
-        data, module = build(cfg.data), build(cfg.model)  # as hydra.utils.instantiate does
+        data, module = build_data(cfg), build(cfg.model)  # as hydra.utils.instantiate does
         # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.
         trainer = make_trainer(attempt, module, data, trial=search_reporter(attempt.run_dir))
         metrics: dict[str, float] = {}

@@ -15,7 +15,7 @@ OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier"]
 OWN += ["data.digits.Digits", "data.images.Images", "data.text.Text", "data.stdlib.StandardLibrary"]
 
 
-@pytest.mark.parametrize("name", [*OWN, "hpc.training.parallel.parallelize"])
+@pytest.mark.parametrize("name", [*OWN, "hpc.config.build.build_data"])
 def test_source_says_what_inspect_says(name: str) -> None:
     target = name if name.startswith("hpc.") else f"{PACKAGE}.{name}"
     module, _, attribute = target.rpartition(".")

@@ -91,11 +91,11 @@ def own_cluster(configs: Path, name: str, was: str, now: str) -> None:
         (["trainer.max_epochs=30"], ["trainer.max_epochs: 20 -> 30"]),
         (
             ["trainer.precision=32-true"],
-            ["trainer.precision: bf16-mixed -> 32-true", "model.parallelize.precision: bf16-mixed -> 32-true"],
+            ["trainer.precision: bf16-mixed -> 32-true"],
         ),
         (
             ["strategy.compile=false"],
-            [f"{key}: true -> false" for key in ("strategy.compile", "model.parallelize.compile", CACHE)],
+            [f"{key}: true -> false" for key in ("strategy.compile", CACHE)],
         ),
         (["trainer.num_nodes=4"], []),
         ([], []),
@@ -163,7 +163,6 @@ def test_a_run_of_an_earlier_version_is_resumed(before: str, task: str, run: Pat
         ("+model.optimizer.eps=1e-6", "model.optimizer.eps must stay unset", "got 1e-06."),
         ("~model.optimizer.weight_decay", "model.optimizer.weight_decay must stay 0.05", "got (nothing)."),
         ("model.network.widths=[8,16,32]", "model.network.widths must stay [16, 32, 64]", "got [8, 16, 32]."),
-        ("model.parallelize.precision=64-true", "model.parallelize.precision must stay bf16-mixed", "got 64-true."),
         ("name=other", "name must stay digits_resnet", "got other."),
         ("ckpt=/x.ckpt", "ckpt must stay null", "got /x.ckpt."),
         ("task=test", "task must stay train", "got test."),
@@ -208,10 +207,13 @@ def test_an_edited_file_cannot_slip_in(run: Path, configs: Path) -> None:
         compose(run, "trainer.num_nodes=2")
 
 
-def test_neither_does_one_that_no_longer_follows_the_machine(run: Path, configs: Path) -> None:
-    edit(configs / "model" / "base.yaml", "${trainer.precision}", "32-true")
-    with pytest.raises(ConfigError, match=r"model\.parallelize\.precision must stay .*got 32-true"):
-        compose(run, "trainer.precision=32-true")
+def test_neither_does_one_that_no_longer_follows_the_machine(configs: Path, tmp_path: Path) -> None:
+    edit(configs / "model" / "base.yaml", "warmup_steps: 20", "warmup_steps: ${trainer.num_nodes}")
+    run = started(tmp_path / "run", *SLURM)
+    assert compose(run, "trainer.num_nodes=2").model.warmup_steps == 2
+    edit(configs / "model" / "base.yaml", "warmup_steps: ${trainer.num_nodes}", "warmup_steps: 3")
+    with pytest.raises(ConfigError, match=r"model\.warmup_steps must stay .*got 3"):
+        compose(run, "trainer.num_nodes=2")
 
 
 def test_the_runs_own_configs_are_composed(run: Path, configs: Path) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
 from hpc.training import compile_cache
-from hpc.training.parallel import parallelize
+from hpc.training.parallelize import ModuleChanges, parallelize
 from my_research.models.gpt import GPT
 
 WORDS = [
@@ -203,7 +204,10 @@ def test_one_compilation_serves_all_equal_blocks(checkpointing: bool) -> None:
         counters.clear()
         plain, changed = network(layers), network(layers)
         changed.load_state_dict(plain.state_dict())
-        parallelize(changed, None, loss=nn.CrossEntropyLoss(), compile=True, activation_checkpointing=checkpointing)
+        module = L.LightningModule()
+        module.network, module.loss = changed, nn.CrossEntropyLoss()
+        module._trainer = SimpleNamespace(is_global_zero=True)
+        parallelize(module, None, ModuleChanges(compile=True, activation_checkpointing=checkpointing))
         for net in (plain, changed):
             net(tokens).square().mean().backward()
         for expected, found in zip(plain.parameters(), changed.parameters(), strict=True):

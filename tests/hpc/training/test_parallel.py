@@ -11,7 +11,8 @@ from torch import nn
 
 from hpc.config.errors import ConfigError
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training.parallel import clip_gradients, parallelize, require_clip_gradients
+from hpc.training.parallel import clip_gradients, require_clip_gradients
+from hpc.training.parallelize import ModuleChanges, parallelize
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
 
@@ -22,6 +23,14 @@ def network() -> GPT:
     return GPT(num_layers=2, num_heads=2, width=16, vocab_size=11, block_size=8)
 
 
+def change(network: nn.Module, **changes: Any) -> None:
+    """Apply changes to a network as the part of a module that a strategy sets up."""
+    module = L.LightningModule()
+    module.network, module._trainer = network, SimpleNamespace(is_global_zero=True)
+    for _ in range(2):  # Lightning asks once per fit, validate and test
+        parallelize(module, None, ModuleChanges(**changes))
+
+
 def gradients(network: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
     network(tokens).square().mean().backward()
     return [parameter.grad for parameter in network.parameters()]
@@ -30,8 +39,7 @@ def gradients(network: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("option", ["activation_checkpointing", "channels_last"])
 def test_an_option_changes_neither_gradients_nor_names(option: str, network: GPT) -> None:
     changed, tokens = copy.deepcopy(network), torch.randint(0, 11, (2, 8))
-    parallelize(changed, None, **{option: True})
-    parallelize(changed, None, **{option: True})  # Lightning asks once per fit, validate and test
+    change(changed, **{option: True})
     torch.testing.assert_close(gradients(changed, tokens), gradients(network, tokens))
     assert list(changed.state_dict()) == list(network.state_dict())
 
@@ -50,7 +58,7 @@ def test_checkpointing_keeps_less_for_backward(network: GPT) -> None:
         return count
 
     changed = copy.deepcopy(network)
-    parallelize(changed, None, activation_checkpointing=True)
+    change(changed, activation_checkpointing=True)
     assert kept(changed) < kept(network) / 2
 
 

@@ -53,7 +53,7 @@ del Classifier.on_train_epoch_start
 Classifier.training_step = training_step
 """
 )
-# A part of the module beside its network, which configure_model does not shard.
+# A part of the module beside its network. At the end each rank prints its weights.
 BESIDE = """
 import torch
 from my_research.module import Classifier
@@ -67,7 +67,12 @@ def __init__(self, *args, **kwargs):
 def forward(self, inputs):
     return self.beside(self.network(inputs))
 
-Classifier.__init__, Classifier.forward = __init__, forward
+def on_train_end(self):
+    weight = self.beside.weight.detach()
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    print("HEAD", weight.double().sum().item())
+
+Classifier.__init__, Classifier.forward, Classifier.on_train_end = __init__, forward, on_train_end
 """
 WORDS = [
     "trainer.accelerator=cpu",
@@ -108,10 +113,14 @@ def heads(said: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_is_in_no_sharded_part_is_rejected(start: Callable[..., str], tmp_path: Path) -> None:
-    said = start(tmp_path / "run", 2, [*WORDS, "strategy=fsdp"], patch=BESIDE, code=2)
-    assert "ConfigError: model=beside.weight, beside.bias" in said
-    assert "fully_shard(self.beside" in said
+def test_a_part_beside_the_network_is_sharded_and_trained_together(start: Callable[..., str], tmp_path: Path) -> None:
+    sums = {
+        strategy: [float(line.split()[1]) for line in heads(start(tmp_path / strategy, 2, words, patch=BESIDE))]
+        for strategy in ("ddp", "fsdp")
+        if (words := [*WORDS, f"strategy={strategy}", "trainer.precision=64-true"])
+    }
+    assert len(sums["fsdp"]) == 2
+    assert sums["fsdp"] == pytest.approx(sums["ddp"], abs=1e-9)
 
 
 def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
@@ -119,7 +128,7 @@ def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
     module.scale = nn.Parameter(torch.ones(()))  # a parameter of a loss, for example
     optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
     strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
-    with pytest.raises(ConfigError, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
+    with pytest.raises(ConfigError, match="scale in a part of the module with a forward of its own, or strategy=ddp"):
         FSDP.on_unfrozen(strategy, ["scale"])
 
 

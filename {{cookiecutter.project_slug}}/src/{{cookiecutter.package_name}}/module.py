@@ -18,13 +18,11 @@ IGNORED_TARGET = -100  # torch's default: such a target counts neither in the lo
 class Classifier(NetworkModule):
     """Train a network with cross-entropy to predict the class of an image, or the next token of a text.
 
-    NetworkModule keeps `self.network`. In `configure_model` it shards and compiles it with `self.loss`, which a
-    subclass sets. It clips gradients to `trainer.gradient_clip_val`, also where they are sharded.
+    NetworkModule keeps `self.network`, and clips gradients to `trainer.gradient_clip_val`, also where they are sharded.
 
     Args:
         network: inputs → logits, with the classes in the last dimension.
         optimizer: a function that makes one from parameter groups (`_partial_: true` in configs/model).
-        parallelize: shards, compiles and checkpoints the network in place; NetworkModule calls it.
         warmup_steps: optimizer steps of linear warm-up, before a cosine decay to zero.
         bytes_per_token: mean number of bytes of a token; if given, bits per byte are logged instead of the accuracy.
 
@@ -37,11 +35,10 @@ class Classifier(NetworkModule):
         network: nn.Module,
         optimizer: Callable[[Any], Optimizer],
         *,
-        parallelize: Callable[..., None] | None = None,
         warmup_steps: int = 0,
         bytes_per_token: float | None = None,
     ) -> None:
-        super().__init__(network, parallelize=parallelize)
+        super().__init__(network)
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps must be at least 0; got {warmup_steps}")
         # A module, so that it can be compiled. To change the loss, change `_evaluate`, too: it repeats the loss.

@@ -5,7 +5,7 @@ from pathlib import Path
 from lightning import LightningDataModule, LightningModule
 
 from hpc.checkpoint import on_disk, weights
-from hpc.config.build import build
+from hpc.config.build import build, build_data
 from hpc.run import frozen_config
 from hpc.system import home
 
@@ -26,4 +26,4 @@ def load(run_dir: str | Path) -> tuple[LightningModule, LightningDataModule]:
     newest = on_disk.read_manifest(last)
     is_averaged = newest is not None and newest.details.get("averaged")
     weights.load(module, best if best.exists() and not is_averaged else last)
-    return module.eval().requires_grad_(False), build(cfg.data)
+    return module.eval().requires_grad_(False), build_data(cfg)

@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hpc.config import batch_size
 from hpc.config.errors import ConfigError, first_line
 from hpc.config.project import researcher_packages
 
@@ -27,6 +28,11 @@ def build(node: Any, **kwargs: Any) -> Any:
     except InstantiationException as error:
         raise_config_error_for_arguments(error)
         raise
+
+
+def build_data(cfg: DictConfig) -> Any:
+    """Build the section `data`, with the batch size under the name that its class takes."""
+    return build(batch_size.with_class_batch_size(strip_check_keys(cfg.data), cfg))
 
 
 def build_group(group: DictConfig) -> list[Any]:

@@ -29,6 +29,7 @@ CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
 # Keys of earlier versions, and what to type instead.
 FORMER_KEYS = {"test_only": "task=test"}
+BATCH_SIZES = ("data.batch_size", "data.global_batch_size")
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 
@@ -149,6 +150,8 @@ def _default_name(choices: Mapping[str, str | None]) -> str:
 def _in_hydras_grammar(override: str) -> str:
     """Return an override as Hydra must read it: a text such as `cluster.account=0123` in quotes, or it is a number."""
     key, equals, value = override.partition("=")
+    if key in BATCH_SIZES and equals:
+        return f"++{override}"  # either may be given, whichever a file of configs/data/ has
     if override == "logger=null":
         return "~logger"  # Hydra has no other word for no choice of a group
     if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:

@@ -14,7 +14,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hpc.config import cluster_rules, section_rules, signatures, strategy_rules
+from hpc.config import batch_size, cluster_rules, section_rules, signatures, strategy_rules
 from hpc.config.conversion import flatten, to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import cluster_for_job_script
@@ -58,7 +58,7 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     strategy_rules.check_model_network(strategy, cfg)
     section_rules.check_callbacks(cfg)
     section_rules.check_network_sizes(cfg)
-    section_rules.check_global_batch_size(cfg)
+    batch_size.check_batch_size(cfg)
     section_rules.check_monitor(cfg)
     section_rules.check_loggers(cfg)
     for key, node in _find_targets(cfg, ["data"] if needs_data else []):
@@ -193,7 +193,10 @@ def _find_targets(cfg: DictConfig, sections: Sequence[str]) -> Iterator[tuple[st
     """Yield every node with a `_target_` in some sections, resolved, as (dotted key, node)."""
     for name in sections:
         if OmegaConf.is_config(cfg[name]):
-            yield from signatures.find_targets(OmegaConf.to_container(cfg[name], resolve=True), name)
+            node: Any = OmegaConf.to_container(cfg[name], resolve=True)
+            if name == "data" and "_target_" in node:
+                node = batch_size.with_class_batch_size(node, cfg)
+            yield from signatures.find_targets(node, name)
 
 
 def _run_check_functions(node: Any, cfg: DictConfig) -> None:

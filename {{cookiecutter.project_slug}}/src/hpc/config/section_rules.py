@@ -24,7 +24,6 @@ from hpc.config.sections import (
     RunConfig,
     StrategyConfig,
     TrainerConfig,
-    derive_layout,
 )
 
 SKIPPING_NEEDS_FUSED = (
@@ -206,17 +205,3 @@ def check_network_sizes(cfg: DictConfig) -> None:
             rule = f"must be at least data.{key} ({data_size}), the size of the samples that the network gets"
             fix = f"another model= or data=, or model.network.{key}={data_size}"
             raise ConfigError(f"model.network.{key}", size, rule, fix)
-
-
-def check_global_batch_size(cfg: DictConfig) -> None:
-    """Check that the global batch can be shared equally."""
-    size = cfg.data.global_batch_size
-    if not isinstance(size, int):
-        raise ConfigError("data.global_batch_size", size, "must be of type int", "data.global_batch_size=64")
-    require_at_least("data.global_batch_size", size, minimum=1)
-    num_micro_batches = derive_layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
-    if size % num_micro_batches:
-        below, above = size // num_micro_batches * num_micro_batches, -(-size // num_micro_batches) * num_micro_batches
-        rule = f"must be divisible by data-parallel size * trainer.accumulate_grad_batches = {num_micro_batches}"
-        fix = " or ".join(f"data.global_batch_size={n}" for n in (below, above) if n)
-        raise ConfigError("data.global_batch_size", size, rule, fix)

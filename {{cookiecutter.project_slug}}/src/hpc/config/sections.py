@@ -119,6 +119,7 @@ class StrategyConfig:
     channels_last: bool
     compile: bool
     lightning: Any
+    blocks: Any = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ class Layout:
 
     world_size: int
     data_parallel_size: int
-    micro_batch_size: int
+    micro_batch_size: int | None  # samples of a device at a time; None: only the loaders of the data know
+    global_batch_size: int | None  # samples of an optimizer step
     device: str  # of a run on one device
 
 
@@ -139,8 +141,13 @@ def derive_layout(cfg: DictConfig) -> Layout:
     """
     world_size = cfg.trainer.num_nodes * cfg.trainer.devices
     data_parallel_size = world_size // cfg.strategy.tensor_parallel_size
-    micro_batch_size = cfg.data.global_batch_size // (data_parallel_size * cfg.trainer.accumulate_grad_batches)
-    return Layout(world_size, data_parallel_size, micro_batch_size, "cuda:0" if is_on_gpu(cfg) else "cpu")
+    num_micro_batches = data_parallel_size * cfg.trainer.accumulate_grad_batches
+    global_size, micro_size = cfg.data.get("global_batch_size"), cfg.data.get("batch_size")
+    if global_size is not None:
+        micro_size = global_size // num_micro_batches
+    elif micro_size is not None:
+        global_size = micro_size * num_micro_batches
+    return Layout(world_size, data_parallel_size, micro_size, global_size, "cuda:0" if is_on_gpu(cfg) else "cpu")
 
 
 def is_on_gpu(cfg: DictConfig) -> bool:

@@ -30,26 +30,19 @@ def check_strategy(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: Dic
         raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
     if strategy.name.startswith(("deepspeed", "zero")):
         _check_deepspeed(strategy, trainer, cfg=cfg)
-    _check_weight_callbacks(strategy, world_size, cfg=cfg)
+    _check_weight_callbacks(strategy, cfg=cfg)
 
 
 def check_model_network(strategy: StrategyConfig, cfg: DictConfig) -> None:
-    """Check that the network class has the members that the strategy uses, as its source says."""
+    """Check that a network that the config names has a tensor-parallel plan if the strategy needs one."""
     target = OmegaConf.select(cfg, "model.network._target_") or ""
     if not is_project_code(target):
         return
-    members = signatures.read_signature(target).members
-    shards_blocks = strategy.name in ("fsdp", "tensor_parallel")
-    is_needed = {
-        "tensor_parallel_plan": strategy.tensor_parallel_size > 1,
-        "blocks": shards_blocks or strategy.activation_checkpointing or strategy.compile,
-    }
-    for member in is_needed:
-        if is_needed[member] and member not in members:
-            rule = f"must be a class with `{member}`, which strategy={strategy.name} uses"
-            other = "strategy.compile=false" if strategy.compile and member == "blocks" else "strategy=ddp"
-            fix = f"give the class `{member}` (see models/gpt.py), or {other}"
-            raise ConfigError("model.network", target, rule, fix)
+    member = "tensor_parallel_plan"
+    if strategy.tensor_parallel_size > 1 and member not in signatures.read_signature(target).members:
+        rule = f"must be a class with `{member}`, which strategy={strategy.name} uses"
+        fix = f"give the class `{member}` (see models/gpt.py), or strategy=ddp"
+        raise ConfigError("model.network", target, rule, fix)
 
 
 def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig, *, world_size: int) -> None:
@@ -62,13 +55,12 @@ def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig
         raise ConfigError(key, size, rule, f"{key}={_closest_divisor(world_size, size)}")
 
 
-def _check_weight_callbacks(strategy: StrategyConfig, world_size: int, *, cfg: DictConfig) -> None:
+def _check_weight_callbacks(strategy: StrategyConfig, *, cfg: DictConfig) -> None:
     """Check the strategy of callbacks that freeze weights, or average them."""
     for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
-        if node["_target_"].endswith("Finetuning") and (world_size > 1 or strategy.name not in ("single", "ddp")):
-            rule = "cannot be used unless the run is on one device without shards: "
-            rule += "parameters that are frozen at the start are never averaged or sharded"
-            raise ConfigError(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
+        if node["_target_"].endswith("Finetuning") and strategy.name.startswith(("deepspeed", "zero")):
+            rule = "cannot be used with DeepSpeed, which never trains parameters that are frozen at the start"
+            raise ConfigError(key, None, rule, "strategy=ddp or fsdp, or callbacks=default")
         if node["_target_"].endswith("WeightAveraging") and strategy.name not in ("single", "ddp"):
             rule = f"must be used with strategy=single or ddp, not {strategy.name}: it averages whole weights"
             raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")

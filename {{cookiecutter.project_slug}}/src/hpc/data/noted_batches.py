@@ -13,7 +13,9 @@ import lightning as L
 from torch.utils.data import DataLoader, Sampler
 
 from hpc.config.errors import ConfigError
+from hpc.data.sample_randomness import is_seeded
 from hpc.data.sampler import GlobalOrderSampler
+from hpc.data.stream_loader import stream_of
 from hpc.state import checksums, plain_forms, randomness
 from hpc.state.batch_effects import FetchEffects
 
@@ -39,6 +41,7 @@ class RecordingBatchSampler(Sampler[Any]):
         at_first_batch: the random state before the first batch of the pass.
         running_checksums: of the first n batches of the pass, at index n.
         to_repeat: the random states of a pass to be repeated by the next one, as `place_after` returned them.
+        num_to_skip: batches of the next pass that are drawn and not given.
     """
 
     def __init__(self, batches: Any, samplers: list[Any], *, fetch_effects: FetchEffects | None) -> None:
@@ -48,6 +51,7 @@ class RecordingBatchSampler(Sampler[Any]):
         self.at_first_batch: dict[str, Any] | None = None
         self.running_checksums = [0]
         self.to_repeat: dict[str, Any] = {}
+        self.num_to_skip = 0
         self._initial_fingerprints = self._fingerprints()
         self._fingerprints_at_repeat: list[dict[str, Any]] = []  # of the samplers when a repeated pass began
 
@@ -76,13 +80,15 @@ class RecordingBatchSampler(Sampler[Any]):
             self.fetch_effects.begin_epoch()
         # A local name, as an iterator that was given up may still be read by workers.
         running_checksums, batches = self.running_checksums, iter(self.batches)
+        num_to_skip, self.num_to_skip = self.num_to_skip, 0
         while True:
             if self.fetch_effects:
                 self.fetch_effects.restore_and_capture()
             if (indices := next(batches, None)) is None:
                 return
             running_checksums.append(zlib.crc32(repr(indices).encode(), running_checksums[-1]))
-            yield indices
+            if len(running_checksums) > num_to_skip + 1:
+                yield indices
 
     def place_after(self, num: int) -> dict[str, Any]:
         """Return the place of this pass after so many batches, as plain data."""
@@ -155,7 +161,8 @@ def wrap_batch_samplers(trainer: L.Trainer) -> bool:
     """
     combined: Any = trainer.fit_loop._combined_loader
     knows_place = RecordingBatchSampler | GlobalOrderSampler
-    new_loaders = [loader for loader in combined.flattened if not isinstance(index_sampler(loader), knows_place)]
+    plain_loaders = [loader for loader in combined.flattened if stream_of(loader) is None]
+    new_loaders = [loader for loader in plain_loaders if not isinstance(index_sampler(loader), knows_place)]
     for loader in new_loaders:
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
             rule = "A resumed run must find its place in the data again, which this loader does not make possible"
@@ -165,7 +172,7 @@ def wrap_batch_samplers(trainer: L.Trainer) -> bool:
         fetch_effects = None if loader.num_workers else FetchEffects(trainer)
         noted = RecordingBatchSampler(index_sampler(loader), list_samplers(loader), fetch_effects=fetch_effects)
         vars(loader)[name] = noted  # DataLoader does not allow this attribute to be set
-        if make_workers_short_lived(loader) and trainer.is_global_zero:
+        if not is_seeded(loader) and make_workers_short_lived(loader) and trainer.is_global_zero:
             print(f"train: {NOT_PERSISTENT}", flush=True)
     if new_loaders:
         combined.reset()  # also ends workers that exist

@@ -9,6 +9,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # Lig
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from hpc.config.errors import ConfigError
+from hpc.data.rank_samplers import RankBatchSampler
 from hpc.data.sampler import GlobalOrderSampler, ResumableLoader
 
 EVALUATION_LIMITS = ("limit_val_batches", "limit_test_batches")
@@ -113,7 +114,8 @@ def start_at(trainer: L.Trainer, start: DataPosition) -> None:
     iter(loop._data_fetcher)  # type: ignore[call-overload]
     combined._iterator._idx = start.batches
     if repeats_shorter:
-        combined._iterator._consumed = [start.batches >= len(loader) for loader in combined.flattened]
+        lengths = [sized_len(loader) for loader in combined.flattened]
+        combined._iterator._consumed = [length is not None and start.batches >= length for length in lengths]
 
 
 def micro_batches_per_step(trainer: L.Trainer, epoch: int) -> int:
@@ -131,7 +133,7 @@ def samples_per_micro_batch(trainer: L.Trainer) -> list[int]:
     """Return for each training loader how many samples all ranks together take from it at a time."""
     return [
         loader.sampler.micro_batch_size * loader.sampler.num_ranks
-        if has_global_order(loader)
+        if isinstance(getattr(loader, "sampler", None), GlobalOrderSampler)
         else (getattr(loader, "batch_size", None) or 1) * num_data_ranks(trainer)
         for loader in training_loaders(trainer)
     ]
@@ -158,8 +160,8 @@ def training_loaders(trainer: L.Trainer) -> list[Any]:
 
 
 def has_global_order(loader: Any) -> bool:
-    """Return whether a loader has this project's order of samples, which is the same on any number of ranks."""
-    return isinstance(getattr(loader, "sampler", None), GlobalOrderSampler)
+    """Return whether the order of a loader's samples is the same on any number of ranks."""
+    return isinstance(getattr(loader, "sampler", None), GlobalOrderSampler | RankBatchSampler)
 
 
 def num_data_ranks(trainer: L.Trainer) -> int:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DistributedSampler, SequentialSampler
 
 from hpc.config.errors import ConfigError
 from hpc.data import position
@@ -35,29 +34,14 @@ def check_position(trainer: L.Trainer, saved: dict[str, Any], *, start: DataPosi
     """
     loaders = position.training_loaders(trainer)
     if start.batches and _changes_order(trainer, saved) and not all(map(position.has_global_order, loaders)):
-        rule = "cannot change from one rank to several (or back) within an epoch, "
-        rule += "because the order of a plain DataLoader differs between one rank and several"
+        rule = "cannot change from one rank to several (or back) within an epoch of this loader, "
+        rule += "because its order depends on the number of ranks"
         raise ConfigError("trainer.devices", trainer.num_devices, rule, "as many devices as before")
     _check_samples_per_step(trainer, saved, start)  # first, as the numbers of batches follow from it
     _check_batch_counts(trainer, saved, start, other_data=other_data)
     _check_epoch_length(trainer, start, other_data=other_data)
     if _has_other_micro_batches(trainer, saved, start):
         _check_evaluations(trainer, saved, start)
-
-
-def describe_order_change(trainer: L.Trainer, saved: dict[str, Any]) -> str:
-    """Return a note if samples come in another order than before the run was saved, else ""."""
-    # None: the loaders of this project, whose order does not depend on the number of ranks.
-    batch_samplers = [getattr(loader, "batch_sampler", None) for loader in position.training_loaders(trainer)]
-    orders = [getattr(batch_sampler, "sampler", None) for batch_sampler in batch_samplers]
-    same_on_any_rank = SequentialSampler | DistributedSampler | None
-    if not _changes_order(trainer, saved) or all(isinstance(order, same_on_any_rank) for order in orders):
-        return ""
-    before = "several ranks" if saved["num_ranks"] > 1 else "one rank"
-    return (
-        f"note: train: from here on samples come in another order than on {before}, each still once in an epoch: "
-        "one rank draws the order of a DataLoader as Lightning does, several ranks by seed and epoch"
-    )
 
 
 def _changes_order(trainer: L.Trainer, saved: dict[str, Any]) -> bool:

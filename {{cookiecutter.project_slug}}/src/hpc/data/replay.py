@@ -19,7 +19,9 @@ from hpc.data.noted_batches import (
     list_samplers,
     wrap_batch_samplers,
 )
+from hpc.data.sample_randomness import is_seeded
 from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
+from hpc.data.stream_loader import stream_of
 from hpc.state import plain_forms
 
 
@@ -32,9 +34,13 @@ def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool)
     """
     combined: Any = trainer.fit_loop._combined_loader
     done, places = trainer.fit_loop.epoch_loop.batch_progress.current.completed, []
+    # Lightning fetches a batch more than it needs from loaders of unknown length.
+    num_ahead = len(getattr(trainer.fit_loop._data_fetcher, "batches", ())) + is_fetched
     for loader, iterator in zip(combined.flattened, combined._iterator.iterators, strict=True):
         batches = index_sampler(loader)
-        if not isinstance(batches, RecordingBatchSampler):
+        if (stream := stream_of(loader)) is not None:
+            places.append({} if between_epochs else {"stream": stream.place_after(stream.num_yielded - num_ahead)})
+        elif not isinstance(batches, RecordingBatchSampler):
             places.append({})
         elif between_epochs:
             places.append({"own": batches.sampler_states()})
@@ -46,17 +52,22 @@ def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool)
     return places
 
 
-def prepare_loaders(trainer: L.Trainer, places: list[dict[str, Any]]) -> None:
+def prepare_loaders(trainer: L.Trainer, places: list[dict[str, Any]], *, num_done: Callable[[int | None], int]) -> None:
     """Let the next iterators of the loaders draw as those that were saved. Raise `ConfigError`.
 
     Args:
         places: the result of `loader_places` when the run was saved.
+        num_done: as of `pass_over_batches`.
     """
     warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's warning; here it is resumable
     wrap_batch_samplers(trainer)
     for loader, place in zip(trainer.fit_loop._combined_loader.flattened, places, strict=False):  # type: ignore
         batches = index_sampler(loader)
+        if (stream := stream_of(loader)) is not None and "stream" in place:
+            stream.resume_at(place["stream"])
         if isinstance(batches, RecordingBatchSampler):
+            if _is_skipped_unfetched(loader) and "begun" in place:
+                batches.num_to_skip = num_done(place.get("batches"))
             batches.to_repeat = {key: place[key] for key in ("made", "begun") if key in place}
             batches.restore_samplers(place.get("own", []))
 
@@ -84,13 +95,18 @@ def pass_over_batches(
     combined: Any = trainer.fit_loop._combined_loader
     for number, (loader, iterator) in enumerate(zip(combined.flattened, combined._iterator.iterators, strict=True)):
         batches, place = index_sampler(loader), places[number] if number < len(places) else {}
+        if stream_of(loader) is not None and "stream" in place:
+            for _ in range(num_done(place["stream"]["batches"]) - place["stream"]["batches"]):
+                next(iterator)
+                tick()
         if not isinstance(batches, RecordingBatchSampler):
             continue
         num = num_done(place.get("batches"))
         if num and trainer.is_global_zero:
-            how = ", and fetched again, as workers draw random numbers" if loader.num_workers else ""
+            is_fetched_again = loader.num_workers and not _is_skipped_unfetched(loader)
+            how = ", and fetched again, as the data draw random numbers in workers" if is_fetched_again else ""
             print(f"train: the first {num} batches of epoch {trainer.current_epoch} are passed over{how}", flush=True)
-        for _ in range(num):
+        for _ in range(0 if _is_skipped_unfetched(loader) else num):
             next(iterator) if loader.num_workers else iterator._next_index()
             tick()
         batches.restore_external_sampler_state(place.get("now", []))
@@ -105,6 +121,11 @@ def pass_over_batches(
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
             change = f"the number of workers has changed from {place['workers']} to {loader.num_workers}"
             print(f"train: {change}: from here on they draw other random numbers", flush=True)
+
+
+def _is_skipped_unfetched(loader: Any) -> bool:
+    """Return whether batches that workers would fetch are passed over by their indices alone."""
+    return bool(loader.num_workers) and is_seeded(loader)
 
 
 def evaluation_generators(trainer: L.Trainer) -> list[list[Any]]:

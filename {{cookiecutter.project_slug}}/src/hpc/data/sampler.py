@@ -1,16 +1,12 @@
 """One global order of samples, and random numbers tied to a sample: neither depends on the number of ranks."""
 
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, SequentialSampler
-
-from hpc.state import randomness
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 
 # The samplers of this project are subclasses of DistributedSampler. Otherwise Lightning would shard their batches a
@@ -53,7 +49,7 @@ class GlobalOrderSampler(DistributedSampler):
         return self.num_samples // self.global_batch_size * micro_steps
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        generator = torch.Generator().manual_seed(_key(self.seed, 0 if self.repeats_first_epoch else self.epoch))
+        generator = torch.Generator().manual_seed(epoch_key(self.seed, 0 if self.repeats_first_epoch else self.epoch))
         order = torch.randperm(self.num_samples, generator=generator).numpy()
         stride = self.micro_batch_size * self.num_ranks
         first, self.start = self.start, 0
@@ -119,40 +115,6 @@ def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int
     return parts
 
 
-class RankBatchSampler(Sampler[list[Any]]):
-    """The batches of one rank, cut from the order of another sampler, which must be the same on all ranks.
-
-    That sampler draws random numbers as a function of (seed, epoch), unless it has a generator of its own.
-
-    Args:
-        parts: the positions in that order of each batch of this rank; see `batch_ranges`.
-    """
-
-    def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
-        self.sampler, self.parts, self.seed, self.epoch = sampler, parts, seed, 0
-        self.checksum: int | None = None  # of the first order drawn in this epoch
-        self.is_compared = False  # whether the checksum was compared with those of other ranks
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch; Lightning calls this before each epoch."""
-        if epoch != self.epoch:  # another order, which may depend on what each rank has trained on
-            self.epoch, self.checksum, self.is_compared = epoch, None, False
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        with isolate_rng(include_cuda=False):
-            randomness.seed_host(_key(self.seed, self.epoch) % (1 << 32))
-            order = list(self.sampler)
-        if self.checksum is None:
-            self.checksum = zlib.crc32(repr(order).encode())
-        for part in self.parts:
-            yield order[part.start : part.stop]
-
-
 def uniform_per_sample(seed: int, epoch: int, *, indices: Tensor, num: int) -> Tensor:
     """Return random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
 
@@ -166,17 +128,18 @@ def uniform_per_sample(seed: int, epoch: int, *, indices: Tensor, num: int) -> T
         float32, shape (batch, num), on the device of `indices`; the same on every device and in every batch layout.
     """
     columns = torch.arange(1, num + 1, device=indices.device)
-    counter = indices[:, None] * (num + 1) + columns + _key(seed, epoch)
+    counter = indices[:, None] * (num + 1) + columns + epoch_key(seed, epoch)
     bits = _mix(counter) >> 11 & (1 << 24) - 1
     return bits.to(torch.float32) / (1 << 24)
 
 
 def sample_seeds(seed: int, epoch: int, *, indices: list[int]) -> list[int]:
     """Return a number below 2**32 for each sample, a function of (seed, epoch, sample index) alone."""
-    return (_mix(torch.tensor(indices) + _key(seed, epoch)) >> 16 & (1 << 32) - 1).tolist()
+    return (_mix(torch.tensor(indices) + epoch_key(seed, epoch)) >> 16 & (1 << 32) - 1).tolist()
 
 
-def _key(seed: int, epoch: int) -> int:
+def epoch_key(seed: int, epoch: int) -> int:
+    """Return a number below 2**62 that is a function of (seed, epoch) alone."""
     return int(_mix(torch.tensor(seed * 1_000_003 + epoch))) & (1 << 62) - 1
 
 

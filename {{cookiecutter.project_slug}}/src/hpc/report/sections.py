@@ -89,7 +89,10 @@ def _overview_facts(data: RunData) -> dict[str, str]:
 
 
 def _training_facts(data: RunData) -> dict[str, str]:
-    targets = [config_value(data.config, f"{key}._target_") for key in ("model.network", "data")]
+    network, model, samples = (
+        config_value(data.config, f"{key}._target_") for key in ("model.network", "model", "data")
+    )
+    targets = [network or model, samples]
     return {
         "model": " on ".join(str(target).rpartition(".")[2] for target in targets if target),
         "strategy": str(config_value(data.config, "strategy.name") or ""),

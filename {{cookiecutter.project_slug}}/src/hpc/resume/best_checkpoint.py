@@ -45,12 +45,22 @@ class BestCheckpoint:
         """Return to the checkpoint that was confirmed last, as a later one was not written."""
         self.value, self.folder = self._published
 
-    def reject_unknown_monitor(self, names: Set[str]) -> None:
-        """Raise `ConfigError` if the monitored metric is not among these names of logged metrics."""
+    def reject_unknown_monitor(self, names: Set[str], *, shown: Set[str]) -> None:
+        """Raise `ConfigError` if the monitored metric is not among these names of logged metrics.
+
+        Args:
+            shown: those that validations log.
+        """
         if self.monitor and self.monitor not in names:
-            known = ", ".join(sorted(name for name in names if name.startswith("val/"))) or "none"
+            known = ", ".join(sorted(shown)) or "none"
             rule = f"must be a metric that is logged in validation (there are: {known})"
             raise ConfigError("checkpoint.monitor", self.monitor, rule, "one of them, or checkpoint.monitor=null")
+
+    def reject_monitor_without_validation(self, module: str) -> None:
+        """Raise `ConfigError` if a metric is monitored, although nothing is validated."""
+        if self.monitor:
+            rule = f"must be null, as {module} has no validation_step that could log a metric"
+            raise ConfigError("checkpoint.monitor", self.monitor, rule, "checkpoint.monitor=null")
 
     def has_other_criterion(self, state: Mapping[str, Any]) -> bool:
         """Return whether another metric or mode chose the best checkpoint of a saved state."""

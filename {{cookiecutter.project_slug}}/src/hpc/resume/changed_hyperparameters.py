@@ -17,15 +17,13 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import to_frozen_yaml
 
-STRATEGY_SECTION = "parallelize"  # the part of the model's config that the strategy decides
-
 
 class HyperparameterUpdater(L.Callback):
     """Apply changed values of the model's config. It must come after the callback that restores the optimizers."""
 
     def __init__(self, model: DictConfig) -> None:
         values = flatten(OmegaConf.create(to_frozen_yaml(model)))
-        self.config = {key: str(value) for key, value in values.items() if key.split(".")[0] != STRATEGY_SECTION}
+        self.config = {key: str(value) for key, value in values.items()}
         self.initial_values: list[Any] = []  # of optimizers and schedules, as the config makes them now
         self.length: list[int | None] = []  # epochs and steps of the training
         self.saved: dict[str, Any] = {}

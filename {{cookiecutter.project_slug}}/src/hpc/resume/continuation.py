@@ -95,11 +95,8 @@ class Continuation:
         """
         other_data = same_data.has_changed_data(trainer)
         position_checks.check_position(trainer, self.saved_position, start=self.start, other_data=other_data)
-        note = position_checks.describe_order_change(trainer, self.saved_position)
-        if note and trainer.is_global_zero:
-            print(note, flush=True)
         loaders = (self.rank_state or read_rank_state(self.folder, 0))["loaders"] if self.is_same_epoch else []
-        replay.prepare_loaders(trainer, loaders)
+        replay.prepare_loaders(trainer, loaders, num_done=self._num_batches_done)
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
             is_same = self.is_same_world_size and self.start.batches == self.saved_position["batches"]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpc.checkpoint import plain_data
 from hpc.checkpoint.strategy_state import RANK_STATE
@@ -25,6 +26,7 @@ from hpc.training import record, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallel import require_clip_gradients
+from hpc.training.strategies import DDP
 from hpc.training.synced_buffers import SyncsBuffers
 
 
@@ -95,6 +97,8 @@ class Resume(StopsEvaluations):
         unsupported.reject_early_stopping_before_validation(
             trainer, set() if self._continuation else self._validation_metrics
         )
+        if not is_overridden("validation_step", pl_module):
+            self.best.reject_monitor_without_validation(type(pl_module).__name__)
         plain_data.rehearse_save(trainer, pl_module, self)
         self._has_trained = True
         self.saver.begin_training(trainer)
@@ -134,6 +138,8 @@ class Resume(StopsEvaluations):
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
+        if isinstance(trainer.strategy, DDP):
+            trainer.strategy.settle_unused(batch, batch_idx)
         if self._is_statistics_epoch:
             self.boundary.stop_evaluation_if_due()
         elif batch_idx % trainer.accumulate_grad_batches == 0:
@@ -190,7 +196,7 @@ class Resume(StopsEvaluations):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self._validation_metrics |= validation_metric_names(trainer)
         names = metrics.keys() | (self._validation_metrics if trainer.sanity_checking else set())
-        self.best.reject_unknown_monitor(names)
+        self.best.reject_unknown_monitor(names, shown=self._validation_metrics)
         self.boundary.evaluation_stop.update_is_validation_long(trainer)
         if trainer.sanity_checking:
             return
@@ -230,7 +236,7 @@ class Resume(StopsEvaluations):
         self.saver.saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
         if self.best.has_other_criterion(state) and state.get("shown"):  # no sanity check will show the metrics
-            self.best.reject_unknown_monitor(set(state["shown"]))
+            self.best.reject_unknown_monitor(set(state["shown"]), shown=set(state["shown"]))
         trainer.should_stop = position["stopped_early"]
         if trainer.is_global_zero:  # it decides what the best checkpoint is
             if trainer.should_stop:

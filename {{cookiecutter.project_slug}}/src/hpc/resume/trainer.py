@@ -8,8 +8,10 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from omegaconf import OmegaConf
 
 from hpc.checkpoint import weights
+from hpc.config.batch_size import describe_batch_size
 from hpc.config.build import build, build_group
 from hpc.data.same_data import SameData
 from hpc.data.staging_progress import StagingProgress
@@ -21,6 +23,7 @@ from hpc.run import attempt_log
 from hpc.training import loggers, predictions, record, secret_values, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
+from hpc.training.parallelize import ModuleChanges
 
 
 def make_trainer(
@@ -40,6 +43,8 @@ def make_trainer(
     cfg = run.cfg
     if cfg.task == "predict":
         predictions.require_predict_hooks(module, data)
+    if run.process.is_reporting_rank:
+        print(describe_batch_size(cfg), flush=True)
     secret_values.hide_secrets(cfg, module, data)
     if cfg.ckpt and not run.checkpoint:
         weights.load(module, cfg.ckpt)
@@ -59,6 +64,14 @@ def make_trainer(
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
+    strategy = cfg.strategy
+    trainer.strategy.changes = ModuleChanges(  # type: ignore[attr-defined]
+        blocks=OmegaConf.to_object(strategy.blocks) if OmegaConf.is_config(strategy.blocks) else strategy.blocks,
+        activation_checkpointing=strategy.activation_checkpointing,
+        compile=strategy.compile,
+        channels_last=strategy.channels_last,
+        precision=str(cfg.trainer.precision),
+    )
     record.log_config(trainer, cfg)
     return trainer
 

@@ -23,6 +23,7 @@ from hpc.run import attempt_log
 MAY_CHANGE = (
     "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
     "dirty_tree", "force", "profile", "resume_allow", "data.num_workers", "data.num_ahead", "data.stage",
+    "data.batch_size",  # of a device: a step must still have as many samples, which data/position_checks.py checks
 )  # fmt: skip
 ALLOW_KEY, DATA = "resume_allow", "data"
 # The position in an epoch depends on the first three; the others mean nothing to a run that is resumed.

@@ -88,6 +88,11 @@ def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
         except ConfigError as error:
             raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, error.fix) from None
         _reject_unmeasured(cfg)
+        if study.scaling == "strong" and cfg.data.get("global_batch_size") is None:
+            rule = "must be given for scaling=strong, where all points have the same global batch"
+            raise ConfigError(
+                BATCH, None, rule, f"{BATCH}=<samples of a step>, without data.batch_size; or scaling=weak"
+            )
         folder = home.expand(study.out or PROJECT / "runs" / f"scaling_{cfg.name}_{study.scaling}").absolute()
         cfg.run_dir = str(folder / f"nodes-{num_nodes}")
         points.append(ScalingPoint(num_nodes, Path(cfg.run_dir), overrides, cfg))
@@ -103,7 +108,12 @@ def _grown_overrides(first: ScalingPoint, num_nodes: int, *, lr_rule: str) -> tu
     Raises:
         ConfigError: the config has no learning rate that a rule could scale, or the batch cannot be shared equally.
     """
-    batch = first.cfg.data.global_batch_size
+    batch = first.cfg.data.get("global_batch_size")
+    if batch is None and lr_rule == "keep":
+        return ()  # each device keeps its data.batch_size, or that of its loaders
+    if batch is None:
+        rule = "must be given if the learning rate is to grow with it"
+        raise ConfigError(BATCH, None, rule, f"{BATCH}=<samples of a step>, without data.batch_size")
     if batch % first.num_nodes:
         rule = f"must be divisible by the number of nodes of the first point ({first.num_nodes})"
         raise ConfigError(BATCH, batch, rule, f"{BATCH}={-(-batch // first.num_nodes) * first.num_nodes}")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from omegaconf import OmegaConf
 
 from hpc.charts.chart import Chart, Series
+from hpc.config.sections import derive_layout
 from hpc.studies.run_rates import RunRates
 from hpc.studies.scaling_jobs import PointRun
 from hpc.studies.scaling_points import LR
@@ -22,7 +23,7 @@ class ScalingRow:
 
     nodes: int
     devices: int
-    global_batch_size: int
+    global_batch_size: int | None
     learning_rate: float | None
     state: str
     unit: str | None = None
@@ -49,7 +50,7 @@ def make_rows(runs: Sequence[PointRun], rates: Mapping[int, RunRates]) -> list[S
             base = base or rate_per_device
             speed["efficiency"] = rate_per_device / base
         cfg = point.cfg
-        sizes = (point.num_nodes, point.num_devices, cfg.data.global_batch_size, OmegaConf.select(cfg, LR))
+        sizes = (point.num_nodes, point.num_devices, derive_layout(cfg).global_batch_size, OmegaConf.select(cfg, LR))
         rows.append(ScalingRow(*sizes, run.short_state, **speed))
     return rows
 

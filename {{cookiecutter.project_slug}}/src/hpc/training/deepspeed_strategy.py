@@ -19,13 +19,15 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.training.shown_names import join_names
-from hpc.training.strategies import BATCH_NORM, reject_mixed_norm_on_cpu
+from hpc.training.strategies import BATCH_NORM, ParallelizesModule, reject_mixed_norm_on_cpu
 from hpc.training.synced_buffers import SyncsBuffers
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DeepSpeedStrategy):
+class DeepSpeed(
+    ParallelizesModule, TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DeepSpeedStrategy
+):
     """ZeRO stages 1 to 3. On CPU it is the same, with the check for CUDA lifted."""
 
     def __init__(self, **options: Any) -> None:

@@ -1,9 +1,8 @@
-"""A LightningModule around one network that any strategy can shard, compile and clip, and that costs little per step.
+"""A LightningModule around one network, whose gradients any strategy can clip, and that costs little per step.
 
 It is optional: every LightningModule can be trained. Beside it are a schedule and a metric for such modules.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -17,28 +16,20 @@ from hpc.training.parallel import clip_gradients
 
 
 class NetworkModule(L.LightningModule):
-    """Holds a network and lets the strategy change it. A subclass has the steps, `loss`, and the optimizers.
+    """Holds a network. A subclass has the steps and the optimizers; a `loss` that is a module is compiled, too.
 
     Args:
         network: inputs → outputs.
-        parallelize: (network, device mesh, loss) → None; what the strategy does to them, as the config says.
     """
 
-    loss: nn.Module
-
-    def __init__(self, network: nn.Module, *, parallelize: Callable[..., None] | None = None) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.parallelize = parallelize
 
     @property
     def backbone(self) -> nn.Module:
         """Return all parts but the head: what fine-tuning freezes first."""
         return nn.ModuleList(child for name, child in self.network.named_children() if name != "head")
-
-    def configure_model(self) -> None:
-        if self.parallelize is not None:
-            self.parallelize(self.network, self.device_mesh, loss=self.loss)
 
     def configure_gradient_clipping(
         self,

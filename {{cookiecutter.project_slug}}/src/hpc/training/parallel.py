@@ -1,12 +1,7 @@
-"""Apply a strategy to a network: tensor parallelism, activation checkpointing, compilation, sharding, clipping.
-
-A network takes part by naming its repeated `blocks` and, for tensor parallelism, by declaring `tensor_parallel_plan`.
-Under DDP, ZeRO and on a single device only activation checkpointing and compilation apply.
-"""
+"""Clip gradients and group parameters, also where they are sharded."""
 
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -14,86 +9,13 @@ import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 
 from hpc.config.errors import ConfigError
 from hpc.config.section_rules import SKIPPING_NEEDS_FUSED
 from hpc.state.holder_fields import GRADIENT_NORM, SKIPS_NOT_FINITE
-
-MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
-
-
-def parallelize(
-    network: Any,
-    device_mesh: DeviceMesh | None,
-    *,
-    loss: nn.Module | None = None,
-    activation_checkpointing: bool = False,
-    compile: bool = False,
-    channels_last: bool = False,
-    keep_last: bool = True,
-    precision: str = "32-true",
-) -> None:
-    """Prepare a network in place, once; calling it again changes nothing.
-
-    Args:
-        network: built whole, with the same weights on every rank.
-        device_mesh: dimensions "data_parallel" and "tensor_parallel", from ModelParallelStrategy; None for the others.
-        loss: logits and targets → scalar; it is compiled, too.
-        activation_checkpointing: drop the activations inside a block after forward; compute them again in backward.
-        compile: compile each block by itself, so that one compilation serves all equal blocks and collectives stay
-            outside; and the parts beside the blocks.
-        channels_last: use the memory format of the fast convolution kernels; FSDP2 and ZeRO do not support it.
-        keep_last: gather the shards of the last block once for forward and backward, as backward begins with it.
-        precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
-    """
-    if getattr(network, "is_parallelized", False):
-        return
-    network.is_parallelized = True
-    if device_mesh is not None and device_mesh["tensor_parallel"].size() > 1:
-        parallelize_module(network, device_mesh["tensor_parallel"], network.tensor_parallel_plan())
-    if channels_last:
-        network.to(memory_format=torch.channels_last)  # changes tensors of four dimensions only
-    for block in network.blocks if activation_checkpointing else ():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if compile:
-        _compile(network, loss)
-    if device_mesh is not None and device_mesh["data_parallel"].size() > 1:
-        _shard(network, device_mesh["data_parallel"], precision=precision, keep_last=keep_last)
-
-
-def _compile(network: Any, loss: nn.Module | None) -> None:
-    """Compile the blocks, the parts beside them, and the loss, each by itself."""
-    # DDP sends a bucket of gradients when the blocks in it are done. Dynamo need not split the blocks for that, and it
-    # fails where activations are checkpointed.
-    torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = MAX_COMPILED_VARIANTS
-    others = [part for part in network.children() if part is not network.blocks and _has_computation(part)]
-    for part in [*network.blocks, *others, *([loss] if loss else [])]:
-        # Not part.compile(): it leaves torch's own modules, and all that checkpoint() runs, uncompiled.
-        # Blocks of other sizes are compiled separately (dynamic=False): one version for all sizes would be slower.
-        part.forward = torch.compile(part.forward, dynamic=False)
-
-
-def _has_computation(part: nn.Module) -> bool:
-    """Return whether compiling a part helps: an embedding only looks up rows, and a part without weights is small."""
-    return not isinstance(part, nn.Embedding) and next(part.parameters(), None) is not None
-
-
-def _shard(network: Any, mesh: DeviceMesh, *, precision: str, keep_last: bool) -> None:
-    """Shard with FSDP2: one group of parameters per block, gathered when the block runs, and one for the rest."""
-    bf16_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    policy = bf16_policy if precision == "bf16-mixed" else MixedPrecisionPolicy()
-    for block in network.blocks:
-        is_kept = keep_last and block is network.blocks[-1]
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_kept)
-    fully_shard(network, mesh=mesh, mp_policy=policy)
 
 
 def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: float | None) -> Tensor:

@@ -1,6 +1,8 @@
 """The strategies except DeepSpeed. All save and restore a run in the same way (checkpoint/strategy_state.py)."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed import all_reduce, distributed_c10d
 from torch.distributed.tensor import DTensor
@@ -19,9 +22,11 @@ from hpc.checkpoint.writer import NO_TIMEOUT
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
+from hpc.training.parallelize import ModuleChanges, parallelize
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
+from hpc.training.unused_parameters import find_unused_parameters
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
 
@@ -38,17 +43,30 @@ def extend_group_timeouts(hang_seconds: float) -> None:
             setattr(distributed_c10d, name, max(default, limit))
 
 
+class ParallelizesModule:
+    """Mixin for strategies: changes the module as the section `strategy` of the config says, before it is set up."""
+
+    lightning_module: Any
+    changes = ModuleChanges()
+
+    def setup(self, trainer: Any) -> None:
+        parallelize(self.lightning_module, getattr(self, "_device_mesh", None), self.changes)
+        super().setup(trainer)  # type: ignore[misc]
+
+
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class Single(ShardsDataLoaders, CheckpointMixin, SingleDeviceStrategy):
+class Single(ParallelizesModule, ShardsDataLoaders, CheckpointMixin, SingleDeviceStrategy):
     """One device."""
 
 
-class DDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DDPStrategy):
+class DDP(ParallelizesModule, TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DDPStrategy):
     """Every rank holds the whole model.
 
     Args:
         forward_sync_buffers: as in DistributedDataParallel; None: only buffers that training may read are synced.
     """
+
+    _has_settled_unused = False
 
     def __init__(self, forward_sync_buffers: bool | None = None, **options: Any) -> None:
         new, old = "forward_sync_buffers", "broadcast_buffers"  # older versions of torch have the old name
@@ -61,23 +79,47 @@ class DDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointM
         if self.frozen is None:
             return
         module = self.lightning_module
-        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
         if self.model.find_unused_parameters:  # type: ignore[union-attr]
             # Parameters that were trained before may be released again, so DDP takes them up, too.
             frozen_again = [parameter for name, parameter in frozen.items() if name not in self.frozen]
         else:  # DDP would wait for gradients of them
             frozen_again, self.frozen = [], self.frozen | frozen
-        self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else removes those of the old DDP
-        self.model = module
         for parameter in frozen_again:
             parameter.requires_grad = True
-        self.configure_ddp()
-        rebuild_ddp_buckets(module.trainer, module)
+        self._wrap_again()
         for parameter in frozen_again:
             parameter.requires_grad = False
+
+    def _wrap_again(self) -> None:
+        module = self.lightning_module
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else removes those of the old DDP
+        self.model = module
+        self.configure_ddp()
+        rebuild_ddp_buckets(module.trainer, module)
         with torch.no_grad():
             put_back(buffers)  # DDP has broadcast rank 0's
+
+    def configure_ddp(self) -> None:
+        """Wrap the module. One that optimizes by itself may leave out parameters in each of its backward passes."""
+        if not self.lightning_module.automatic_optimization:
+            self._look_for_unused("the module optimizes by itself")
+        super().configure_ddp()
+
+    def settle_unused(self, batch: Any, batch_idx: int) -> None:
+        """Wrap the module anew if a training step with the first batch leaves parameters unused; called before it."""
+        module, was_called = self.lightning_module, self._has_settled_unused
+        self._has_settled_unused = True
+        if was_called or self.model is None or self.model.find_unused_parameters or self.model.static_graph:  # type: ignore
+            return
+        if unused := find_unused_parameters(module, batch, batch_idx):
+            self._look_for_unused(f"training_step leaves {join_names(unused)} unused")
+            self._wrap_again()
+
+    def _look_for_unused(self, reason: str) -> None:
+        if self._ddp_kwargs.setdefault("find_unused_parameters", True) and self.lightning_module.trainer.is_global_zero:
+            print(f"train: DDP looks for unused parameters in each step, as {reason}", flush=True)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Average the gradients of parameters that were released within this step, of which DDP does not know yet."""
@@ -88,15 +130,23 @@ class DDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointM
         super().post_backward(closure_loss)
 
 
-class FSDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, ModelParallelStrategy):
-    """FSDP2 and tensor parallelism, as the module's `configure_model` applies them."""
+class FSDP(
+    ParallelizesModule,
+    TracksUnfrozenParameters,
+    SyncsBuffers,
+    ShardsDataLoaders,
+    CheckpointMixin,
+    ModelParallelStrategy,
+):
+    """FSDP2 and tensor parallelism of any module; one whose `configure_model` shards it stays as that does it."""
 
     @wraps(ModelParallelStrategy.__init__)  # overrides are checked against its arguments
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
     def setup(self, trainer: Any) -> None:
-        super().setup(trainer)
+        with _configure_model_overridden(self.lightning_module):
+            super().setup(trainer)
         norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             reject_mixed_norm_on_cpu(self, reason="FSDP2 gathers the weights in bf16")
@@ -111,10 +161,23 @@ class FSDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, Checkpoint
             rule = "With strategy=fsdp, each trained parameter must lie in a sharded part of the module. Gradients of "
             rule += "others are not averaged, so each rank would train them on its own samples"
             part, has_part, _ = unsharded[0].partition(".")
-            fix = f"{part} in a part of the module that configure_model shards"
+            fix = f"{part} in a part of the module with a forward of its own"
             if has_part:
                 fix = f'fully_shard(self.{part}, mesh=self.device_mesh["data_parallel"]) in configure_model'
             raise ConfigError("model", join_names(unsharded), rule, f"{fix}, or strategy=ddp")
+
+
+@contextmanager
+def _configure_model_overridden(module: Any) -> Iterator[None]:
+    """Let Lightning believe that the module has a `configure_model` in which it shards itself; it requires one."""
+    if is_overridden("configure_model", module):
+        yield
+        return
+    module.configure_model = lambda: None
+    try:
+        yield
+    finally:
+        del module.configure_model
 
 
 def _is_sharded(parameter: Tensor) -> bool:

@@ -1,0 +1,143 @@
+"""Bring the research in ports/ to a baked project, and try all that the project promises: python port_runs.py PROJECT
+
+Each port is written as its authors would write it, and has a model.yaml and a data.yaml. The table says of each whether
+it trains, is sharded, ends with the same bits after an interruption, is planned, and has a report.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PORTS = HERE / "ports"
+# Where a port's data.yaml wants its data.
+DATA = {
+    "contrastive": "data.data_dir={}",
+    "diffusion": "",
+    "gan": "data.data_dir={}",
+    "gpt2": "data.data_dir={}",
+    "graphs": "data.root={}",
+    "mnist": "data.data_dir={}",
+    "segmentation": "data.root={}",
+    "series": "data.train_file={0}/train.pkl data.val_file={0}/val.pkl data.test_file={0}/test.pkl",
+    "unet": "data.path={}/fields.h5",
+}
+QUIET = ["callbacks.progress=null", "+trainer.enable_progress_bar=false", "callbacks.monitor=null"]
+QUIET += ["trainer.log_every_n_steps=1", "trainer.max_epochs=2"]
+LAYOUTS = {"one process": (1, []), "ddp on two": (2, ["strategy=ddp"]), "fsdp on two": (2, ["strategy=fsdp"])}
+RESUMED = "same bits after a stop"
+
+
+@dataclass
+class Ports:
+    """A baked project with all ports in it, and a process that starts ranks.
+
+    Attributes:
+        runs: the folder of run directories.
+    """
+
+    project: Path
+    runs: Path
+
+    def __post_init__(self) -> None:
+        self.data = self.runs / "data"
+        self.data.mkdir(parents=True, exist_ok=True)
+        (self.project / "tests").mkdir(exist_ok=True)
+        shutil.copy(HERE / "hpc" / "ranks.py", self.project / "tests" / "ranks.py")
+        for name in DATA:
+            for file in (PORTS / name).glob("research_*.py"):
+                shutil.copy(file, self.project / "src" / file.name)
+            for group in ("model", "data"):
+                shutil.copy(PORTS / name / f"{group}.yaml", self.project / "configs" / group / f"{name}.yaml")
+        self.environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+        self.ranks: Any = None
+
+    def words(self, name: str) -> list[str]:
+        """Return the words of a port, whose data are made when they are needed first."""
+        folder = self.data / name
+        if DATA[name] and not folder.exists():
+            command = [sys.executable, str(PORTS / name / "make_data.py"), str(folder)]
+            subprocess.run(command, check=True, capture_output=True, env=self.environ, cwd=PORTS / name)
+        return [f"model={name}", f"data={name}", *DATA[name].format(folder).split(), *QUIET]
+
+    def start(self, run: str, words: list[str], *, num_ranks: int, stop_at: int | None = None) -> tuple[list[int], str]:
+        """Start a run on some ranks. Return their exit codes and what they printed."""
+        if self.ranks is None:
+            self.ranks = subprocess.Popen(
+                [sys.executable, str(self.project / "tests" / "ranks.py")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environ, cwd=self.project,
+            )  # fmt: skip
+        log = self.runs / f"{run}.log"
+        before = log.stat().st_size if log.exists() else 0
+        words = [*words, f"run_dir={self.runs / run}", "trainer.accelerator=cpu", f"trainer.devices={num_ranks}"]
+        start = {"log": str(log), "words": words, "ranks": num_ranks, "stop_at": stop_at}
+        self.ranks.stdin.write(json.dumps(start) + "\n")
+        self.ranks.stdin.flush()
+        codes = json.loads(self.ranks.stdout.readline())
+        return codes, log.read_bytes()[before:].decode(errors="replace")
+
+    def train(self, name: str, layout: str) -> str:
+        """Train a port. Return "" or what went wrong."""
+        num_ranks, words = LAYOUTS[layout]
+        run = f"{name}-{layout.replace(' ', '-')}"
+        codes, output = self.start(run, [*self.words(name), *words], num_ranks=num_ranks)
+        return "" if set(codes) == {0} else _last_words(output, codes)
+
+    def resume(self, name: str, layout: str, *, stop_at: int) -> str:
+        """Stop a port in mid-epoch and resume it, after `train`. Return "" or the first difference."""
+        num_ranks, words = LAYOUTS[layout]
+        whole, run = (f"{name}-{layout.replace(' ', '-')}{end}" for end in ("", "-stopped"))
+        words = [*self.words(name), *words]
+        codes, output = self.start(run, words, num_ranks=num_ranks, stop_at=stop_at)
+        if f"stopped at step {stop_at}" not in output:
+            return f"it did not stop at step {stop_at}: {_last_words(output, codes)}"
+        codes, output = self.start(run, words, num_ranks=num_ranks)
+        if set(codes) != {0}:
+            return _last_words(output, codes)
+        command = [sys.executable, str(HERE / "same_run.py"), self.project, self.runs / whole, self.runs / run]
+        compared = subprocess.run(command, capture_output=True, text=True, env=self.environ)
+        return compared.stdout.strip() or compared.stderr[-500:].strip()
+
+    def command(self, name: str, program: str, *words: str) -> str:
+        """Run a program of the project with a port. Return "" or what went wrong."""
+        command = [sys.executable, program, *(words or self.words(name))]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environ, cwd=self.project)
+        (self.runs / f"{name}-{program}.log").write_text(done.stdout + done.stderr)
+        return "" if done.returncode == 0 else _last_words(done.stdout + done.stderr, [done.returncode])
+
+    def close(self) -> None:
+        if self.ranks is not None:
+            self.ranks.stdin.close()
+            self.ranks.wait(timeout=60)
+
+
+def _last_words(output: str, codes: list[int]) -> str:
+    lines = [line for line in output.splitlines() if "Error" in line] or output.strip().splitlines()[-1:] or [""]
+    return f"exit codes {codes}: {lines[-1][:300]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("project", type=Path)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--ports", default=",".join(DATA))
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    arguments = parser.parse_args()
+    ports = Ports(arguments.project.resolve(), arguments.runs.resolve())
+    for name in arguments.ports.split(","):
+        for layout in arguments.layouts.split(","):
+            error = ports.train(name, layout)
+            print(f"{name:13} {layout:12} trains: {error or 'yes'}", flush=True)
+            if not error:
+                print(f"{name:13} {layout:12} {RESUMED}: {ports.resume(name, layout, stop_at=8) or 'yes'}", flush=True)
+    ports.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A rank's part of the order that a researcher's own sampler gives: the same order on all ranks, and no sample twice.
+
+The order is a function of (seed, epoch), unless the sampler has a generator of its own. It is drawn apart from the
+random numbers of training.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import Sampler
+
+from hpc.data.sampler import epoch_key
+from hpc.state import randomness
+
+END = object()
+
+
+class EpochIndices(list):
+    """The indices of a batch, which know their epoch: the random numbers of their samples depend on it."""
+
+    epoch = 0
+
+
+class RankSampler(Sampler[Any]):
+    """A part of the order of another sampler. A subclass says which part.
+
+    Attributes:
+        checksum: of the first order that was drawn in this epoch, or of its beginning.
+        is_compared: whether the checksum was compared with those of other ranks.
+    """
+
+    def __init__(self, sampler: Any, *, seed: int) -> None:
+        self.sampler, self.seed, self.epoch = sampler, seed, 0
+        self.checksum: int | None = None
+        self.is_compared = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch; Lightning calls this before each epoch."""
+        if epoch != self.epoch:  # another order, which may depend on what each rank has trained on
+            self.epoch, self.checksum, self.is_compared = epoch, None, False
+        for owner in (self.sampler, getattr(self.sampler, "sampler", None)):  # a batch sampler has another one inside
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
+
+    def _draw(self) -> Iterator[Any]:
+        """Yield the order, all of it drawn at once if its length is known."""
+        key = epoch_key(self.seed, self.epoch) % (1 << 32)
+        if sized_len(self.sampler) is None:
+            return draw_apart(self.sampler, key)
+        with isolate_rng(include_cuda=False):
+            randomness.seed_host(key)
+            return iter(list(self.sampler))
+
+    def _note(self, order: list[Any]) -> None:
+        if self.checksum is None:
+            self.checksum = zlib.crc32(repr(order).encode())
+
+    def _batch(self, indices: Iterable[Any]) -> EpochIndices:
+        batch = EpochIndices(indices)
+        batch.epoch = self.epoch
+        return batch
+
+
+class RankBatchSampler(RankSampler):
+    """The batches of one rank, cut from the order of a sampler of known length.
+
+    Args:
+        parts: the positions in that order of each batch of this rank; see `batch_ranges`.
+    """
+
+    def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
+        super().__init__(sampler, seed=seed)
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[EpochIndices]:
+        order = list(self._draw())
+        self._note(order)
+        for part in self.parts:
+            yield self._batch(order[part.start : part.stop])
+
+
+class RankTurns(RankSampler):
+    """Every `num_ranks`-th batch of a batch sampler, or of a sampler whose samples are batches already.
+
+    Args:
+        drops_rest: all ranks get equally many batches, as in training; the last ones of an epoch may be left out.
+    """
+
+    def __init__(self, sampler: Any, *, rank: int, num_ranks: int, drops_rest: bool, seed: int) -> None:
+        super().__init__(sampler, seed=seed)
+        self.rank, self.num_ranks, self.drops_rest = rank, num_ranks, drops_rest
+
+    def __len__(self) -> int:
+        """Return the number of batches. Raises `TypeError` if the sampler does not know it."""
+        ahead = 0 if self.drops_rest else self.num_ranks - 1 - self.rank
+        return (len(self.sampler) + ahead) // self.num_ranks
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self._draw()
+        while turn := list(islice(order, self.num_ranks)):
+            self._note(turn)
+            if len(turn) > self.rank and not (self.drops_rest and len(turn) < self.num_ranks):
+                batch = turn[self.rank]
+                yield self._batch(batch) if isinstance(batch, list | tuple) else batch
+
+
+def draw_apart(items: Iterable[Any], key: int) -> Iterator[Any]:
+    """Yield the items, which draw random numbers that begin with a seed and leave all others as they are."""
+    iterator, state = None, None
+    while True:
+        with isolate_rng(include_cuda=False):
+            if state is None:
+                randomness.seed_host(key)
+                iterator = iter(items)
+            else:
+                randomness.restore(state)
+            item = next(iterator, END)  # type: ignore[arg-type]
+            state = randomness.plain_state()
+        if item is END:
+            return
+        yield item

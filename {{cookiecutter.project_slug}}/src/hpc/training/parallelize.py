@@ -1,0 +1,158 @@
+"""Apply a strategy to a module: tensor parallelism, activation checkpointing, compilation, sharding.
+
+Every LightningModule can be sharded, recomputed and compiled by its blocks; see `find_blocks`. For tensor parallelism,
+it or its network declares a `tensor_parallel_plan`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
+from torchmetrics import Metric
+
+from hpc.config.errors import ConfigError
+from hpc.training.blocks import Blocks, find_blocks
+
+MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+@dataclass(frozen=True)
+class ModuleChanges:
+    """The changes to a module that the config names in its section `strategy`.
+
+    Attributes:
+        blocks: paths of the lists of blocks; None: they are found.
+        activation_checkpointing: drop the activations inside a block after forward; compute them again in backward.
+        compile: compile each block by itself, so that one compilation serves all equal blocks and collectives stay
+            outside; and the parts beside the blocks.
+        channels_last: use the memory format of the fast convolution kernels; FSDP2 and ZeRO do not support it.
+        precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
+    """
+
+    blocks: str | Sequence[str] | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
+    channels_last: bool = False
+    precision: str = "32-true"
+
+
+def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, changes: ModuleChanges) -> None:
+    """Prepare a module in place, once; calling it again changes nothing.
+
+    Args:
+        module: built whole, with the same weights on every rank.
+        device_mesh: dimensions "data_parallel" and "tensor_parallel", from ModelParallelStrategy; None for the others.
+
+    Raises:
+        ConfigError: the module lacks what the config asks for.
+    """
+    if module.__dict__.get("is_parallelized"):
+        return
+    module.__dict__["is_parallelized"] = True
+    shards = device_mesh is not None and device_mesh["data_parallel"].size() > 1
+    is_sharded_already = any(isinstance(part, FSDPModule) for part in module.modules())
+    blocks = find_blocks(module, changes.blocks)
+    if changes.activation_checkpointing and not blocks:
+        rule = f"must be false for {type(module).__name__}, which has no list of equal blocks to recompute"
+        fix = "strategy.activation_checkpointing=false, or strategy.blocks=<path of a torch.nn.ModuleList>"
+        raise ConfigError("strategy.activation_checkpointing", True, rule, fix)
+    if shards or changes.activation_checkpointing or changes.compile or changes.blocks:
+        _print_blocks(module, blocks, is_sharded_already=is_sharded_already)
+    if device_mesh is not None and device_mesh["tensor_parallel"].size() > 1:
+        network = _planned_part(module)
+        parallelize_module(network, device_mesh["tensor_parallel"], network.tensor_parallel_plan())
+    if changes.channels_last:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # only tensors of four dimensions
+    for block in blocks.modules if blocks and changes.activation_checkpointing else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if changes.compile:
+        _compile(module, blocks)
+    if shards and not is_sharded_already:
+        _shard(module, device_mesh["data_parallel"], blocks=blocks, precision=changes.precision)
+
+
+def _print_blocks(module: L.LightningModule, blocks: Blocks | None, *, is_sharded_already: bool) -> None:
+    if not module.trainer.is_global_zero:
+        return
+    text = f"blocks of the module: {blocks}" if blocks else "the module has no list of equal blocks: it is one block"
+    text = "the module is sharded as its configure_model does it" if is_sharded_already else text
+    print(f"strategy: {text}", flush=True)
+
+
+def _planned_part(module: L.LightningModule) -> Any:
+    """Return the module or its first part with a `tensor_parallel_plan`."""
+    for part in module.modules():
+        if hasattr(part, "tensor_parallel_plan"):
+            return part
+    rule = f"must be 1 for {type(module).__name__}: neither it nor a part of it has tensor_parallel_plan()"
+    fix = "strategy.tensor_parallel_size=1, or that method in the network (see models/gpt.py)"
+    raise ConfigError("strategy.tensor_parallel_size", module.trainer.world_size, rule, fix)
+
+
+def _compile(module: L.LightningModule, blocks: Blocks | None) -> None:
+    """Compile the blocks, the parts beside them, and a module called `loss`, each by itself."""
+    # DDP sends a bucket of gradients when the blocks in it are done. Dynamo need not split the blocks for that, and it
+    # fails where activations are checkpointed.
+    torch._dynamo.config.optimize_ddp = False
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_VARIANTS
+    compiled: list[nn.Module] = list(blocks.modules) if blocks else []
+    inside = {id(part) for block in compiled for part in block.modules()}
+    others = [part for part in (blocks.owner if blocks else module).children() if _has_computation(part)]
+    compiled += [part for part in others if not any(id(inner) in inside for inner in part.modules())]
+    loss = getattr(module, "loss", None)
+    for part in [*compiled, *([loss] if isinstance(loss, nn.Module) and loss not in compiled else [])]:
+        # Not part.compile(): it leaves torch's own modules, and all that checkpoint() runs, uncompiled.
+        # Blocks of other sizes are compiled separately (dynamic=False): one version for all sizes would be slower.
+        part.forward = torch.compile(part.forward, dynamic=False)
+
+
+def _has_computation(part: nn.Module) -> bool:
+    """Return whether compiling a part helps: an embedding only looks up rows, and a part without weights is small."""
+    is_computed = not isinstance(part, nn.Embedding | nn.ModuleList | nn.ModuleDict | Metric)
+    return is_computed and next(part.parameters(), None) is not None
+
+
+def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None, precision: str) -> None:
+    """Shard with FSDP2: one group of parameters per block, gathered when the block runs, and one for the rest.
+
+    The rest is gathered for the whole step of a module that Lightning optimizes. A module that optimizes by itself
+    changes its parameters within the step, so there each of its parts is gathered when it runs.
+    """
+    is_mixed = precision == "bf16-mixed"
+    policy = MixedPrecisionPolicy()
+    if is_mixed:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in blocks.modules if blocks else ():
+        # The last block stays gathered between forward and backward, which begins with it.
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=block is not blocks.modules[-1])  # type: ignore
+    if not module.automatic_optimization:
+        for part in _parts_with_parameters(module):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        return
+    # The batch keeps its precision: it may hold targets. Autocast converts what layers get.
+    step_policy = MixedPrecisionPolicy(
+        param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False
+    )
+    fully_shard(module, mesh=mesh, mp_policy=step_policy)
+    for name in STEPS:
+        if is_overridden(name, module):
+            register_fsdp_forward_method(module, name)
+
+
+def _parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost parts that can run by themselves: a list of modules has no forward, its items do."""
+    for part in module.children():
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            yield from _parts_with_parameters(part)
+        elif not isinstance(part, Metric | FSDPModule) and next(part.parameters(), None) is not None:
+            yield part
