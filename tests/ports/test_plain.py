@@ -1,6 +1,6 @@
 """Each port trains, and tests itself if it can, with a plain Lightning Trainer: none of the template is involved."""
 
-import importlib
+import runpy
 from pathlib import Path
 
 import hydra
@@ -42,12 +42,15 @@ def load_config(port, name):
     return OmegaConf.load(PORTS / port / f"{name}.yaml")
 
 
+def write_data(port, folder):
+    runpy.run_path(str(PORTS / port / "make_data.py"))["make_data"](folder)
+
+
 def make_port(port, folder, monkeypatch):
     """Write the data of `port` under `folder` and return its module and data module."""
     monkeypatch.syspath_prepend(PORTS / port)
-    monkeypatch.delitem(importlib.sys.modules, "make_data", raising=False)
     if (PORTS / port / "make_data.py").exists():
-        importlib.import_module("make_data").make_data(folder)
+        write_data(port, folder)
     data = load_config(port, "data")
     for key, name in PATHS[port].items():
         data[key] = str(folder / name)
@@ -83,8 +86,7 @@ def test_port_trains(port, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_gpt2_from_pretrained(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(PORTS / "gpt2")
-    monkeypatch.delitem(importlib.sys.modules, "make_data", raising=False)
-    importlib.import_module("make_data").make_data(tmp_path)
+    write_data("gpt2", tmp_path)
     config = load_config("gpt2", "model")
     config.model_name_or_path = str(tmp_path / "pretrained")
     model = hydra.utils.instantiate(config)

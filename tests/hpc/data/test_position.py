@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
 )
 
 from hpc.config.errors import ConfigError
 from hpc.data import position, position_checks
-from hpc.data.sampler import EvalBatchSampler, RankBatchSampler
+from hpc.data.sampler import EvalBatchSampler
 
 NUMBERS = range(50)
 
@@ -226,21 +221,6 @@ def test_another_place_is_rejected(case: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resume_at(*words)
     assert (caught.value.key, caught.value.fix) == (key, fix)
-
-
-@pytest.mark.parametrize("was", [1, 2])
-def test_another_order_is_noted_when_a_run_moves_between_one_rank_and_several(was: int) -> None:
-    def note(order: Any, now: int) -> str:
-        moved = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
-        batches = RankBatchSampler(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
-        moved.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
-        return position_checks.describe_order_change(moved, {"num_ranks": was})
-
-    now = 3 - was
-    before = "than on one rank" if was == 1 else "than on several ranks"
-    assert before in note(RandomSampler(NUMBERS), now) and before in note(SubsetRandomSampler(NUMBERS), now)
-    assert not note(RandomSampler(NUMBERS), was) and not note(SequentialSampler(NUMBERS), now)
-    assert not note(DistributedSampler(NUMBERS, now, 0), now)  # type: ignore[arg-type]
 
 
 # Data changed on purpose

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 def augment(img: np.ndarray) -> np.ndarray:
-    """Random crop, flip, brightness, and noise on an image of shape (3, H, W)."""
+    """Random crop, flip, colours, and noise on an image of shape (3, H, W)."""
     _, h, w = img.shape
     size = random.randint(int(0.7 * h), h)
     top, left = random.randint(0, h - size), random.randint(0, w - size)
@@ -21,7 +21,7 @@ def augment(img: np.ndarray) -> np.ndarray:
     img = img[:, rows][:, :, cols]
     if random.random() < 0.5:
         img = img[:, :, ::-1]
-    img = img * random.uniform(0.6, 1.4)
+    img = img * np.random.uniform(0.4, 1.6, (3, 1, 1))
     img = img + np.random.normal(0, 0.05, img.shape)
     return np.ascontiguousarray(img, dtype=np.float32)
 
@@ -111,6 +111,7 @@ class ContrastiveModel(L.LightningModule):
         )
         self.projector = nn.Sequential(
             nn.Linear(feature_dim, feature_dim),
+            nn.BatchNorm1d(feature_dim),
             nn.ReLU(),
             nn.Linear(feature_dim, proj_dim),
         )
@@ -134,10 +135,11 @@ class ContrastiveModel(L.LightningModule):
         self.queue_ptr[0] = (ptr + batch_size) % self.hparams.queue_size
 
     def info_nce(self, q, k):
-        l_pos = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
-        l_neg = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
-        logits = torch.cat([l_pos, l_neg], dim=1) / self.hparams.temperature
-        labels = torch.zeros(logits.shape[0], dtype=torch.long, device=self.device)
+        # negatives: the other images of the batch, and the queue
+        l_batch = q @ k.T
+        l_queue = q @ self.queue.clone().detach()
+        logits = torch.cat([l_batch, l_queue], dim=1) / self.hparams.temperature
+        labels = torch.arange(logits.shape[0], device=self.device)
         return F.cross_entropy(logits, labels)
 
     def training_step(self, batch, batch_idx):
@@ -146,7 +148,7 @@ class ContrastiveModel(L.LightningModule):
 
         z_1 = F.normalize(self.projector(self.encoder(view_1)), dim=1)
         z_2 = F.normalize(self.projector(self.encoder(view_2)), dim=1)
-        loss = 0.5 * (self.info_nce(z_1, z_2.detach()) + self.info_nce(z_2, z_1.detach()))
+        loss = 0.5 * (self.info_nce(z_1, z_2) + self.info_nce(z_2, z_1))
 
         opt_encoder.zero_grad()
         opt_projector.zero_grad()

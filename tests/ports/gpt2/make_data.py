@@ -1,4 +1,4 @@
-"""Write train.jsonl and validation.jsonl, sentences of a small grammar, and pretrained/, a small GPT-2."""
+"""Write train.jsonl and validation.jsonl, sentences of a small grammar, and pretrained/, a small saved GPT-2."""
 
 import json
 import random

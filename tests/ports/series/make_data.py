@@ -1,4 +1,4 @@
-"""Write train.pkl, val.pkl and test.pkl: lists of (series of shape (length, 2), label); some labels are rare."""
+"""Write train.pkl, val.pkl and test.pkl: lists of (series of shape (length, 2), label). Class 2 is rare."""
 
 import pickle
 import sys

@@ -14,8 +14,6 @@ import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
 from torchmetrics import Metric
 
-from hpc.config.errors import ConfigError
-
 END = object()
 
 
@@ -53,12 +51,11 @@ class EvenBatches:
             own = next(batches, END) if self.num_own is None else END
             if not self._over_ranks(int(own is not END)):
                 return
-            if own is not END:
-                number, batch = number + 1, own
-            elif self.num_own is None:
+            if own is END and self.num_own is None:
                 self.num_own = number
-                if batch is END:
-                    raise self._no_batch_error()
+            if number == 0 and batch is END:
+                batch = self._first_batch(own)
+            number, batch = (number, batch) if own is END else (number + 1, own)
             yield batch
 
     def _over_ranks(self, number: int) -> int:
@@ -67,10 +64,16 @@ class EvenBatches:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if self.repeats_last else dist.ReduceOp.MIN, group=self.group)
         return int(tensor)
 
-    def _no_batch_error(self) -> ConfigError:
-        name = type(getattr(self.loader, "dataset", self.loader)).__name__
-        rule = "Each rank must get a batch in an evaluation, or sharded networks would wait for it for ever"
-        return ConfigError("data", name, rule, "more samples, smaller batches, or fewer devices", only_this_rank=True)
+    def _first_batch(self, own: Any) -> Any:
+        """Return the first batch, which a rank without any takes from another one to compute along. Called by all."""
+        has_batch = torch.tensor([int(own is not END)])
+        has_batches = [torch.zeros_like(has_batch) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(has_batches, has_batch, group=self.group)
+        if all(has_batches):
+            return own
+        shared = [None if own is END else own]
+        dist.broadcast_object_list(shared, int(torch.cat(has_batches).argmax()), group=self.group)
+        return shared[0] if own is END else own
 
 
 @contextmanager

@@ -81,12 +81,12 @@ def _cut_order(
     if batches.drop_last:  # an evaluation leaves out as many samples as in one process
         num_samples -= num_samples % (batch_size * num_ranks if is_training else batch_size)
     parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
-    parts = [] if is_training and num_samples < num_ranks else parts
+    parts = [] if is_training and num_samples < num_ranks else [part for part in parts if len(part)]
     shared_out = f"are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
     note = f"{split}: {num_samples} samples {shared_out if num_ranks > 1 else f'in batches of {batch_size}'}"
     if is_training and isinstance(order, RandomSampler):
         note += "; their order follows from seed and epoch"
-    return RankBatchSampler(order, parts, seed=seed), note
+    return RankBatchSampler(order, parts, is_even=num_samples >= num_ranks, seed=seed), note
 
 
 def _describe_turns(split: str, items: Any, *, is_training: bool, num_ranks: int) -> str:

@@ -31,7 +31,10 @@ class RankSampler(Sampler[Any]):
     Attributes:
         checksum: of the first order that was drawn in this epoch, or of its beginning.
         is_compared: whether the checksum was compared with those of other ranks.
+        is_even: whether all ranks have equally many batches.
     """
+
+    is_even = True
 
     def __init__(self, sampler: Any, *, seed: int) -> None:
         self.sampler, self.seed, self.epoch = sampler, seed, 0
@@ -70,11 +73,12 @@ class RankBatchSampler(RankSampler):
 
     Args:
         parts: the positions in that order of each batch of this rank; see `batch_ranges`.
+        is_even: all ranks have equally many.
     """
 
-    def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
+    def __init__(self, sampler: Any, parts: list[range], *, seed: int, is_even: bool = True) -> None:
         super().__init__(sampler, seed=seed)
-        self.parts = parts
+        self.parts, self.is_even = parts, is_even
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -96,6 +100,7 @@ class RankTurns(RankSampler):
     def __init__(self, sampler: Any, *, rank: int, num_ranks: int, drops_rest: bool, seed: int) -> None:
         super().__init__(sampler, seed=seed)
         self.rank, self.num_ranks, self.drops_rest = rank, num_ranks, drops_rest
+        self.is_even = drops_rest
 
     def __len__(self) -> int:
         """Return the number of batches. Raises `TypeError` if the sampler does not know it."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
@@ -22,7 +21,7 @@ from hpc.config.errors import ConfigError
 from hpc.data import noted_batches, replay
 from hpc.data.even_batches import EvenBatches, suppressed
 from hpc.data.map_loaders import loader_error, share_loader, unwrap
-from hpc.data.rank_samplers import RankSampler, RankTurns
+from hpc.data.rank_samplers import RankSampler
 from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
 from hpc.data.stream_loader import StreamLoader
 
@@ -136,9 +135,9 @@ def shard_dataloader(
     place = {"rank": rank, "num_ranks": num_ranks, "seed": run_seed()}
     if is_map_style(loader):
         return share_loader(_as_plain_loader(loader), stage, **place)
-    if not hasattr(loader, "__iter__"):
-        rule = "must give loaders that can be iterated"
-        raise loader_error(split, loader, rule=rule, fix="a torch.utils.data.DataLoader")
+    if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
+        rule = "A loader must be iterable, once for each epoch"
+        raise loader_error(split, loader, rule=rule, fix="a torch.utils.data.DataLoader, or a list of batches")
     stream = StreamLoader(loader, **place, split=split)
     return stream, stream.note
 
@@ -154,9 +153,7 @@ def may_be_uneven(loader: Any) -> bool:
     if isinstance(loader, StreamLoader):
         return True
     batches = unwrap(getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None))
-    if isinstance(batches, RankTurns):
-        return not batches.drops_rest
-    return sized_len(loader) == 0  # fewer samples than ranks
+    return isinstance(batches, RankSampler) and not batches.is_even
 
 
 def reject_differing_orders(loaders: Any, group: Any) -> None:

@@ -138,8 +138,6 @@ class Resume(StopsEvaluations):
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
-        if isinstance(trainer.strategy, DDP):
-            trainer.strategy.settle_unused(batch, batch_idx)
         if self._is_statistics_epoch:
             self.boundary.stop_evaluation_if_due()
         elif batch_idx % trainer.accumulate_grad_batches == 0:
@@ -215,6 +213,7 @@ class Resume(StopsEvaluations):
         checkpoint |= continuation.state_to_save(
             trainer, pl_module, initial=self.initial, random_at_start=self._random_at_start
         )
+        checkpoint["unused"] = getattr(trainer.strategy, "unused", None)
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_randomness.state()
         is_fetched = checkpoint["position"]["is_fetched"]
         checkpoint[RANK_STATE]["transferred"] = self._transfer.state() if is_fetched else None
@@ -226,6 +225,8 @@ class Resume(StopsEvaluations):
         trainer.num_sanity_val_steps = 0  # Lightning would make a sanity check where a run resumes between two epochs
         weight_averaging.reject_missing_callback(trainer, checkpoint)
         position, self.saver.is_averaged = checkpoint["position"], checkpoint["averaged"]
+        if isinstance(trainer.strategy, DDP):
+            trainer.strategy.unused = checkpoint.get("unused")
         num_skipped = skipped_samples.num_skipped_batches(
             self.run.run_dir, position["stepped"], attempt=checkpoint["attempt"]
         )

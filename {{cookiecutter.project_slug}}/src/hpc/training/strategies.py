@@ -26,7 +26,7 @@ from hpc.training.parallelize import ModuleChanges, parallelize
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
-from hpc.training.unused_parameters import find_unused_parameters
+from hpc.training.unused_parameters import FindsUnusedParameters
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
 
@@ -59,14 +59,20 @@ class Single(ParallelizesModule, ShardsDataLoaders, CheckpointMixin, SingleDevic
     """One device."""
 
 
-class DDP(ParallelizesModule, TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DDPStrategy):
+class DDP(
+    ParallelizesModule,
+    FindsUnusedParameters,
+    TracksUnfrozenParameters,
+    SyncsBuffers,
+    ShardsDataLoaders,
+    CheckpointMixin,
+    DDPStrategy,
+):
     """Every rank holds the whole model.
 
     Args:
         forward_sync_buffers: as in DistributedDataParallel; None: only buffers that training may read are synced.
     """
-
-    _has_settled_unused = False
 
     def __init__(self, forward_sync_buffers: bool | None = None, **options: Any) -> None:
         new, old = "forward_sync_buffers", "broadcast_buffers"  # older versions of torch have the old name
@@ -92,6 +98,7 @@ class DDP(ParallelizesModule, TracksUnfrozenParameters, SyncsBuffers, ShardsData
             parameter.requires_grad = False
 
     def _wrap_again(self) -> None:
+        """Wrap the module anew, as its parameters or the way in which DDP waits for them have changed."""
         module = self.lightning_module
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else removes those of the old DDP
@@ -100,26 +107,6 @@ class DDP(ParallelizesModule, TracksUnfrozenParameters, SyncsBuffers, ShardsData
         rebuild_ddp_buckets(module.trainer, module)
         with torch.no_grad():
             put_back(buffers)  # DDP has broadcast rank 0's
-
-    def configure_ddp(self) -> None:
-        """Wrap the module. One that optimizes by itself may leave out parameters in each of its backward passes."""
-        if not self.lightning_module.automatic_optimization:
-            self._look_for_unused("the module optimizes by itself")
-        super().configure_ddp()
-
-    def settle_unused(self, batch: Any, batch_idx: int) -> None:
-        """Wrap the module anew if a training step with the first batch leaves parameters unused; called before it."""
-        module, was_called = self.lightning_module, self._has_settled_unused
-        self._has_settled_unused = True
-        if was_called or self.model is None or self.model.find_unused_parameters or self.model.static_graph:  # type: ignore
-            return
-        if unused := find_unused_parameters(module, batch, batch_idx):
-            self._look_for_unused(f"training_step leaves {join_names(unused)} unused")
-            self._wrap_again()
-
-    def _look_for_unused(self, reason: str) -> None:
-        if self._ddp_kwargs.setdefault("find_unused_parameters", True) and self.lightning_module.trainer.is_global_zero:
-            print(f"train: DDP looks for unused parameters in each step, as {reason}", flush=True)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Average the gradients of parameters that were released within this step, of which DDP does not know yet."""

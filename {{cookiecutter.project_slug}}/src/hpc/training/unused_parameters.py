@@ -1,59 +1,75 @@
-"""Parameters that a training step does not use: DDP fails in the second step, unless it looks for them in each."""
+"""Parameters that a training step leaves unused: DDP fails in the second step, unless it looks for them in each."""
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
-import lightning as L
 import torch
-import torch.distributed as dist
-from lightning.pytorch.utilities.seed import isolate_rng
+from torch.distributed import ReduceOp, all_reduce
 
-from hpc.data.even_batches import suppressed
-from hpc.state import checksums, plain_forms
+from hpc.training.shown_names import join_names
 
 
-def find_unused_parameters(module: L.LightningModule, batch: Any, batch_idx: int) -> list[str]:
-    """Return the names of trainable parameters that a step leaves without a gradient on some rank.
+class FindsUnusedParameters:
+    """Mixin for DDP, which lets the first training step with a real batch show whether parameters are left unused.
 
-    The step is one of training with a real batch. It is done once more for this: neither weights, buffers, random
-    numbers, metrics nor plain attributes of the module change, and nothing is logged.
+    In that step the gradients are averaged here. Only a module that leaves some unused pays for looking for them. One
+    that optimizes by itself does so in each of its backward passes.
 
-    Args:
-        batch: the first one, on the device.
+    Attributes:
+        unused: names of trainable parameters without a gradient in that step; None: it was not done yet.
     """
-    trainer: Any = module.trainer
-    arguments = trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, batch_idx)  # as Lightning's own loop
-    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    with isolate_rng(), suppressed(module), _restored(module):
-        with trainer.precision_plugin.train_step_context():
-            outputs = module.training_step(*arguments.values())
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:  # this batch is skipped
-            is_used = torch.ones(len(named))
-        else:
-            gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
-            is_used = torch.tensor([float(gradient is not None) for gradient in gradients])
-    is_used = is_used.to(module.device)
-    dist.all_reduce(is_used, dist.ReduceOp.MIN)
-    return [name for name, used in zip(named, is_used.tolist(), strict=True) if not used]
 
+    lightning_module: Any
+    model: Any
+    world_size: int
+    _ddp_kwargs: dict[str, Any]
+    unused: list[str] | None = None
+    _is_first_step = False
 
-@contextmanager
-def _restored(module: L.LightningModule) -> Iterator[None]:
-    """Restore what a step may have changed: buffers, weights that are not trained, and plain attributes of parts."""
-    tensors = [*module.buffers(), *(parameter for parameter in module.parameters() if not parameter.requires_grad)]
-    copies = [tensor.detach().clone() for tensor in tensors]
-    attributes = []
-    for part in module.modules():
-        for name, value in plain_forms.attributes_with_plain_form(part).items():
-            with suppress(TypeError, RecursionError):  # it has no plain form after all
-                attributes.append((part, name, plain_forms.to_plain(value), checksums.fingerprint(value)))
-    yield
-    with torch.no_grad():
-        for tensor, copy in zip(tensors, copies, strict=True):
-            tensor.copy_(copy)
-    for part, name, form, before in attributes:
-        if name in vars(part) and checksums.fingerprint(vars(part)[name]) != before:
-            plain_forms.set_attribute(part, name, form=form)
+    def configure_ddp(self) -> None:
+        if not self.lightning_module.automatic_optimization:
+            self.unused = self.unused or ["what its other backward passes train"]
+        if self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}:
+            self.unused = self.unused or []  # the config decides
+        elif self.unused:
+            self._ddp_kwargs["find_unused_parameters"] = True
+            if self.lightning_module.trainer.is_global_zero:
+                note = "DDP looks for unused parameters in each step, as the module's steps leave unused"
+                print(f"train: {note} {join_names(self.unused)}", flush=True)
+        super().configure_ddp()  # type: ignore[misc]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._is_first_step = self.unused is None and self.model.require_backward_grad_sync
+        if not self._is_first_step:
+            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self.model.require_backward_grad_sync = False  # read by the forward of DDP, and by nothing after it
+        outputs = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self.model.require_backward_grad_sync = True
+        return outputs
+
+    def post_backward(self, closure_loss: Any) -> None:
+        if self._is_first_step:
+            self._is_first_step = False
+            self._average_gradients()
+        super().post_backward(closure_loss)  # type: ignore[misc]
+
+    def before_step(self) -> None:
+        """Wrap the module anew before the second step if the first one has left parameters unused."""
+        super().before_step()  # type: ignore[misc]
+        if self.unused and not self.model.find_unused_parameters and "find_unused_parameters" not in self._ddp_kwargs:
+            self._wrap_again()
+
+    def _wrap_again(self) -> None:
+        raise NotImplementedError
+
+    def _average_gradients(self) -> None:
+        """Average the gradients over the ranks, and note which parameters have none on any of them."""
+        named = {name: p for name, p in self.lightning_module.named_parameters() if p.requires_grad}
+        is_used = torch.tensor([p.grad is not None for p in named.values()], device=self.lightning_module.device).int()
+        all_reduce(is_used, ReduceOp.MAX)
+        used = dict(zip(named, is_used.tolist(), strict=True))
+        for name, parameter in named.items():
+            if used[name]:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
+                all_reduce(gradient.div_(self.world_size))
+                parameter.grad = gradient
+        self.unused = [name for name in named if not used[name]]

@@ -1,0 +1,98 @@
+"""Check ranks with different numbers of batches: none waits for ever, and no sample counts twice or never."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from torchmetrics import MeanMetric
+
+from hpc.data.even_batches import suppressed
+
+# Replaces the shipped data: a training stream of 50 samples that ranks share out unequally, and evaluations with fewer
+# batches on some ranks. Each rank notes the samples of its evaluation that it counts.
+UNEVEN = """
+import os, lightning as L, torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from my_research.data import digits
+
+class Noted(Dataset):
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, index):
+        return torch.full((1, 8, 8), float(index)), index % 10
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (Noted(50)[index] for index in range(50))
+
+class Pairs(Sampler):
+    def __iter__(self):
+        yield from ([index, index + 1] for index in range(0, 10, 2))
+
+    def __len__(self):
+        return 5
+
+class Uneven(L.LightningDataModule):
+    def __init__(self, **options):
+        super().__init__()
+
+    def train_dataloader(self):
+        return DataLoader(Stream(), batch_size=3)
+
+    def val_dataloader(self):
+        return DataLoader(Noted(10), batch_sampler=Pairs())  # 3 batches on one rank, 2 on the other
+
+    def test_dataloader(self):
+        return DataLoader(Stream(), batch_size=6)  # 25 samples on each rank: five batches
+
+digits.Digits = Uneven
+from my_research.module import Classifier
+
+def evaluate(self, stage, batch):
+    if not hasattr(self, "seen"):
+        self.seen = []
+    self.seen.append(batch[0])
+    loss = self.loss(self(batch[0]), batch[1])
+    self._log_mean(f"{stage}/loss", self.means[f"{stage}_loss"], batch[0].mean(), torch.tensor(len(batch[0])))
+
+def on_validation_end(self):
+    print("SEEN", [int(x) for images in self.seen for x in images[:, 0, 0, 0]], flush=True)
+    self.seen.clear()
+
+Classifier._evaluate, Classifier.on_validation_end = evaluate, on_validation_end
+"""
+WORDS = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=64-true", "trainer.max_epochs=1"]
+WORDS += ["+trainer.num_sanity_val_steps=0", "callbacks.progress=null", "callbacks.samples=null"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_with_fewer_batches_compute_along_and_count_nothing(
+    strategy: str, start: Callable[..., str], tmp_path: Path
+) -> None:
+    output = start(tmp_path / "run", 2, [*WORDS, f"strategy={strategy}"], patch=UNEVEN)
+    seen = [list(map(int, re.findall(r"\d+", line))) for line in output.splitlines() if line.startswith("SEEN")]
+    assert sorted(map(len, seen)) == [4, 6] and Counter(seen[0] + seen[1]) == dict.fromkeys(range(10), 1)
+    assert re.search(r"test/loss 24\.5000", output), output[-500:]  # the mean of 0 to 49
+    assert "5 batches of Pairs are shared out among 2 ranks in turns" in output
+
+
+def test_a_suppressed_step_leaves_no_trace() -> None:
+    module = L.LightningModule()
+    module.mean, module.outputs = MeanMetric(), []
+    with suppressed(module):
+        module.mean.update(torch.tensor(3.0))
+        module.mean(torch.tensor(3.0))
+        module.log("loss", 1.0)
+        module.outputs.append(1)
+    assert module.outputs == [] and not module.mean.update_called
+    module.mean.update(torch.tensor(2.0))
+    assert module.mean.compute() == 2.0
