@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from fork import ENVIRON, scalars
 from mlflow import MlflowClient
 from omegaconf import OmegaConf
+from wandb_server import upload
 
 from hpc.config import compose, section_rules
 from hpc.config.errors import ConfigError
@@ -58,6 +60,8 @@ Resume.on_train_batch_end = on_train_batch_end
 TERM = """
 import os, signal, subprocess
 from hpc.resume.resume import Resume
+from hpc.training import wandb_logger
+wandb_logger.FLUSH_SECONDS = 1.0  # so that the last rows are not on the disk yet
 before = Resume.on_train_batch_end
 
 def on_train_batch_end(self, trainer, *rest):
@@ -85,7 +89,7 @@ def wandb_files(run_dir: Path) -> list[Path]:
 
 
 def wandb_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows that `wandb sync` would upload, in its order."""
+    """Return the rows of all files, in the order of their times."""
     records = [record for file in wandb_files(run_dir) for record in wandb_records(file)]
     return [record["history"]["item"] for record in records if record["type"] == "history"]
 
@@ -122,7 +126,9 @@ def test_each_row_is_logged_once(
     start(run_dir, 1, [])
     expected = list(enumerate(pytest.approx(loss, rel=1e-6) for loss in reference))
     assert len(expected) == 12
-    assert steps_and_losses(wandb_rows(run_dir)) == expected
+    uploaded = upload(wandb_files(run_dir))
+    assert steps_and_losses(uploaded) == expected
+    assert [row["_step"] for row in uploaded] == list(range(len(uploaded)))
     assert mlflow_losses(run_dir) == expected
     assert scalars(run_dir, "train/loss") == reference
     with (run_dir / "csv" / "metrics.csv").open() as stream:
@@ -131,14 +137,16 @@ def test_each_row_is_logged_once(
     (id,) = {file.stem for file in wandb_files(run_dir)}
     assert id == f"run-{(run_dir / 'wandb' / 'id').read_text().strip()}"
     for name in ("test/loss", "val/loss"):
-        assert len([row for row in wandb_rows(run_dir) if name in row]) == len(mlflow_losses(run_dir, name))
+        assert len([row for row in uploaded if name in row]) == len(mlflow_losses(run_dir, name))
     assert len(mlflow_losses(run_dir, "test/loss")) == 1
     assert not [file for file in run_dir.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
 
 
 @pytest.mark.slow
 def test_only_one_rank_makes_a_run(start: Callable, tmp_path: Path) -> None:
-    said = start(tmp_path / "run", 2, [*WORDS[:-2], "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", *WORDS[-2:]])
+    said = start(
+        tmp_path / "run", 2, [*WORDS[:-2], "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", *WORDS[-2:]]
+    )
     assert "Traceback" not in said
     assert len(wandb_files(tmp_path / "run")) == 1
     assert [step for step, _ in mlflow_losses(tmp_path / "run")] == list(range(12))
@@ -158,18 +166,29 @@ def wandb_logger(tmp_path: Path) -> Any:
     wandb.teardown()
 
 
-def test_rows_are_kept_until_they_are_on_the_disk(wandb_logger: Any, tmp_path: Path) -> None:
+def end_wandb_service() -> None:
+    """End wandb's service as schedulers do, which send SIGTERM to all processes of a job."""
+    pids = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True
+    ).stdout.split()
+    os.kill(int(pids[-1]), signal.SIGTERM)
+    os.waitpid(int(pids[-1]), 0)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_rows_are_kept_until_they_are_on_the_disk(is_written: bool, wandb_logger: Any, tmp_path: Path) -> None:
     """Check the end of wandb's service while rows are on their way, and the limit of one block of its file."""
     logger = wandb_logger()
     for step in range(200):  # more than a block of 32 KiB
         logger.log_metrics({"train/loss": float(step)}, step)
     logger.flush()
-    assert wandb_files(tmp_path)[0].stat().st_size > 2**15
+    (file,) = wandb_files(tmp_path)
+    assert file.stat().st_size > 2**15
     for step in range(200, 220):
         logger.log_metrics({"train/loss": float(step)}, step)
-    pids = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True).stdout.split()
-    os.kill(int(pids[-1]), signal.SIGTERM)
-    os.waitpid(int(pids[-1]), 0)
+    while is_written and read_end(file, after=FilePosition()).next_row < 220:
+        time.sleep(0.01)
+    end_wandb_service()
     for step in range(220, 230):
         logger.log_metrics({"train/loss": float(step)}, step)
     logger.flush()
@@ -210,7 +229,8 @@ def test_what_no_checkpoint_covers_is_removed(wandb_logger: Any, tmp_path: Path)
         (tmp_path / name).write_bytes(bytes(100))
     logger = wandb_logger(id="abc")
     log_positions.truncate_logs(tmp_path, [logger], positions={names[0]: 100, names[1]: 40}, events=[])
-    assert [(tmp_path / name).stat().st_size if (tmp_path / name).exists() else None for name in names] == [100, 40, None, 100]
+    sizes = [(tmp_path / name).stat().st_size if (tmp_path / name).exists() else None for name in names]
+    assert sizes == [100, 40, None, 100]
     assert logger.read_positions(tmp_path) == {names[0]: 100, names[1]: 40}
 
 
@@ -256,9 +276,9 @@ def test_an_attempt_that_was_killed_while_it_made_the_tables_leaves_nothing_behi
     assert mlflow_losses(tmp_path) == [(0, 1.0)]
 
 
-@pytest.mark.parametrize("made", [lambda folder: LocalMLFlowLogger(folder), lambda folder: OfflineWandbLogger(folder, "p")])
-def test_an_attempt_that_woke_up_too_late_logs_nothing(made: Any, tmp_path: Path) -> None:
-    logger = made(str(tmp_path))
+@pytest.mark.parametrize("logger_class", [LocalMLFlowLogger, OfflineWandbLogger])
+def test_an_attempt_that_woke_up_too_late_logs_nothing(logger_class: Any, tmp_path: Path) -> None:
+    logger = logger_class(str(tmp_path))
     loggers.restrict_writing([logger], lambda: False)
     logger.log_metrics({"train/loss": 1.0}, 0)
     assert not wandb_files(tmp_path) and not (tmp_path / "mlflow.db").exists()

@@ -191,7 +191,7 @@ def check_monitor(cfg: DictConfig) -> None:
 
 
 def check_loggers(cfg: DictConfig) -> None:
-    """Check the texts of loggers, which name folders and stand in the progress bar, and that their packages are there."""
+    """Check that loggers have their packages, and no control characters: their texts name folders and are shown."""
     for key, value in flatten(cfg).items():
         if key.startswith("logger") and isinstance(value, str) and CONTROL_CHARACTERS.search(value):
             fix = f"{key}={CONTROL_CHARACTERS.sub('', value)}"
@@ -206,7 +206,7 @@ def check_loggers(cfg: DictConfig) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a library can be imported. A folder of its name, such as one of wandb's own files, does not count."""
+    """Return whether a library can be imported. A folder of its name does not count, such as wandb's for its files."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 

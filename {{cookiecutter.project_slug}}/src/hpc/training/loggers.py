@@ -58,7 +58,7 @@ def print_limits(loggers: Sequence[Logger]) -> None:
         print(f"note: {rule}. logger=[tensorboard,...] adds them", flush=True)
     for logger in loggers:
         if not isinstance(logger, TensorBoardLogger | CSVLogger | CutsItself):
-            rule = "cannot be cut back to a checkpoint: steps that an interrupted attempt has logged after it appear twice"
+            rule = "cannot be cut back to a checkpoint: steps that an interrupted attempt logged after it appear twice"
             print(f"note: {type(logger).__name__} {rule}", flush=True)
 
 
