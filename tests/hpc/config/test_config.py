@@ -109,7 +109,7 @@ REFUSALS = [
     ),
     (["seed=x"], "seed", "int"),
     (["seed=-2"], "seed", "from 0 to 4294967295"),
-    (["logger.version='\u2066x'"], "logger.version", "no control characters"),
+    (["logger.tensorboard.version='\u2066x'"], "logger.tensorboard.version", "no control characters"),
     (["model.optimizer.lr=fast"], "model.optimizer.lr", "float"),
     (["model.optimizer.lr=-1"], "model.optimizer.lr", "above 0"),
     (["model.optimizer.lr=0"], "model.optimizer.lr", "above 0"),
@@ -254,7 +254,7 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
     said = {
         "seed": 7, "name": "mine", "matmul_precision": "highest", "group_readable": True,
         "checkpoint": {"monitor": "val/accuracy", "mode": "max", "keep": 5}, "faults": {"nonfinite": "rollback"},
-        "logger": {"name": "other"}, "trainer": {"max_epochs": 3}, "data": {"num_workers": 1},
+        "logger": {"tensorboard": {"name": "other"}}, "trainer": {"max_epochs": 3}, "data": {"num_workers": 1},
         "callbacks": {"progress": {"refresh_rate": 7}}, "cluster": {"account": "abc"},
     }  # fmt: skip
     (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{json.dumps(said)}\n")
@@ -285,6 +285,12 @@ def test_an_experiment_file_may_choose_another_logger(tmp_path: Path, monkeypatc
         assert compose.compose_overrides(words).logger == table
     for words in (["logger=null"], ["experiment=named", "logger=null"]):
         assert compose.compose_overrides(words).logger is None
+
+
+def test_several_loggers_are_chosen_as_a_list() -> None:
+    for choice, names in (("tensorboard", ["tensorboard"]), ("[tensorboard,csv]", ["tensorboard", "csv"])):
+        assert list(compose.compose_overrides([f"logger={choice}"]).logger) == names
+    accept("logger=[tensorboard,csv]", "logger.csv.name=table", "logger.tensorboard=null")
 
 
 def test_every_file_of_a_group_overrides_train_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +370,6 @@ def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
     cfg = compose.compose_overrides([])
     OmegaConf.set_struct(cfg, False)
     cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
-    cfg.logger.save_dir = "${run_dir}/logs"
+    cfg.logger.tensorboard.save_dir = "${run_dir}/logs"
     preflight.check_and_fill_from_files(cfg)
     assert cfg.run_dir is None

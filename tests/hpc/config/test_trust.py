@@ -88,7 +88,7 @@ HOSTILE: dict[str, dict[str, object]] = {
     "a logger that deletes what lies there": node(
         "lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="{folder}"
     ),
-    "a logger that nobody names": node("lightning.pytorch.loggers.CSVLogger", save_dir="{folder}"),
+    "a logger that nobody names": node("lightning.pytorch.loggers.CometLogger", workspace="{folder}"),
     "a demo that downloads": node("lightning.pytorch.demos.WikiText2", data_dir="{folder}", download=False),
     "a metric that downloads": node("torchmetrics.text.BERTScore", model_name_or_path="{folder}"),
     "the same by another way": node("torchmetrics.text.bert.BERTScore", model_name_or_path="{folder}"),

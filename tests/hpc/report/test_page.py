@@ -453,6 +453,16 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     assert measured and measured.rate_per_second == 320
 
 
+@pytest.mark.parametrize(("name", "is_noted"), [("TensorBoardLogger", False), ("CSVLogger", True)])
+def test_a_run_without_tensorboard_says_that_it_has_no_curves(name: str, is_noted: bool, run_dir: Path) -> None:
+    with (run_dir / "config.yaml").open("a") as stream:
+        stream.write(f"logger: {{one: {{_target_: lightning.pytorch.loggers.{name}}}}}\n")
+    assert not [note for note in missing(run_dir) if "no curves" in note]
+    for file in (run_dir / "tensorboard").iterdir():
+        file.unlink()
+    assert bool([note for note in missing(run_dir) if "no curves" in note]) == is_noted
+
+
 def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: Path) -> None:
     (file,) = (run_dir / "tensorboard").iterdir()
     (tmp_path / "other").mkdir()

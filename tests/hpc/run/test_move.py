@@ -85,7 +85,7 @@ def own_cluster(configs: Path, name: str, was: str, now: str) -> None:
         (["faults.nonfinite=rollback"], ["faults.nonfinite: stop -> rollback"]),
         (["+data.num_workers=2"], ["data.num_workers: (nothing) -> 2"]),
         (["callbacks.progress.refresh_rate=1"], ["callbacks.progress.refresh_rate: 10 -> 1"]),
-        (["logger.default_hp_metric=true"], ["logger.default_hp_metric: false -> true"]),
+        (["logger.tensorboard.default_hp_metric=true"], ["logger.tensorboard.default_hp_metric: false -> true"]),
         (["dirty_tree=refuse"], ["dirty_tree: snapshot -> refuse"]),
         (["group_readable=true"], ["group_readable: false -> true"]),
         (["trainer.max_epochs=30"], ["trainer.max_epochs: 20 -> 30"]),
@@ -318,7 +318,7 @@ def test_words_that_name_code_are_rejected_where_they_are_kept_too(run: Path) ->
 def test_a_directory_that_was_copied_does_not_write_into_the_first(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "copy")
     cfg = compose(tmp_path / "copy")
-    assert cfg.run_dir == cfg.logger.save_dir == str(tmp_path / "copy")
+    assert cfg.run_dir == cfg.logger.tensorboard.save_dir == str(tmp_path / "copy")
     (tmp_path / "copy" / "overrides.json").unlink()
     with pytest.raises(ConfigError, match=r"overrides\.json"):
         compose(tmp_path / "copy")

@@ -101,9 +101,14 @@ def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytes
 
 @pytest.mark.slow
 def test_no_file_of_a_run_holds_it(start: Callable[..., str], tmp_path: Path) -> None:
-    words = ["+cluster.env.A=${oc.env:KEY}", "+logger.comment=${oc.env:KEY}", "+trainer.limit_test_batches=1"]
+    words = ["+cluster.env.A=${oc.env:KEY}", "+logger.tensorboard.comment=${oc.env:KEY}"]
     patch = f"import os; os.environ['KEY'] = {SECRET!r}"
-    start(tmp_path / "run", 1, [*words, "trainer.max_steps=2", "+trainer.limit_val_batches=1"], patch=patch)
+    start(
+        tmp_path / "run",
+        1,
+        [*words, "trainer.max_steps=2", *(f"+trainer.limit_{kind}_batches=1" for kind in ("val", "test"))],
+        patch=patch,
+    )
     overview.write_report(history.read_run(tmp_path / "run", "run"))
     assert (tmp_path / "run" / "report.html").exists() and holding(tmp_path) == []
     assert "${oc.env:KEY}" in (tmp_path / "run" / "config.yaml").read_text()

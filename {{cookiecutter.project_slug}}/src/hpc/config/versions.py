@@ -9,10 +9,12 @@ import tomllib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import chain
+from typing import Any
 
 from hpc.config.project import PROJECT
 
 PACKAGES = ("torch", "lightning")
+ON_REQUEST = ("mlflow", "wandb")  # extras that the installation leaves out
 OTHER_VERSION = "load another module, or change the range in pyproject.toml if this version works for you"
 FIX = f"source env.sh, {OTHER_VERSION}"
 
@@ -48,10 +50,20 @@ class InstalledPackage:
 
 
 def read_requirements() -> list[str]:
-    """Return the dependencies in pyproject.toml, with all extras."""
+    """Return the dependencies in pyproject.toml, with all extras except those of `ON_REQUEST`."""
+    table = _read_project_table()
+    extras = [packages for name, packages in table.get("optional-dependencies", {}).items() if name not in ON_REQUEST]
+    return [*table.get("dependencies", []), *chain(*extras)]
+
+
+def read_extra(name: str) -> list[str]:
+    """Return the packages of an extra in pyproject.toml."""
+    return _read_project_table()["optional-dependencies"][name]
+
+
+def _read_project_table() -> dict[str, Any]:
     with (PROJECT / "pyproject.toml").open("rb") as file:
-        table = tomllib.load(file)["project"]
-    return [*table.get("dependencies", []), *chain(*table.get("optional-dependencies", {}).values())]
+        return tomllib.load(file)["project"]
 
 
 def is_requirement_of(requirement: str, package: str) -> bool:

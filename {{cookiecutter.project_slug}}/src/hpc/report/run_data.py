@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def read_run_data(run: RunRecord) -> RunData:
     ]
     notes = [*time_notes, *(f"{name} is damaged" for name in damaged), *curves.notes, *node_notes]
     notes += [] if time_notes else _clock_notes(nodes, spans)
-    notes += [] if network_table else _sample_notes(run, nodes)
+    notes += [] if network_table else [*_sample_notes(run, nodes), *_curve_notes(config, curves)]
     return RunData(
         run=run,
         row=row,
@@ -180,6 +180,13 @@ def _clock_notes(nodes: Sequence[NodeSamples], spans: Sequence[AttemptSpan]) -> 
     return [
         f"{count} samples of {host} lie outside the run: its clock is wrong" for host, count in outside.items() if count
     ]
+
+
+def _curve_notes(config: Mapping[str, Any], curves: RunCurves) -> list[str]:
+    """Return a note if the run has no curves because none of its loggers writes what is read."""
+    if curves.points or "logger" not in config or "TensorBoardLogger" in str(config["logger"]):
+        return []
+    return ["there are no curves: they are read from TensorBoard's files, which logger=[tensorboard,...] writes"]
 
 
 def _sample_notes(run: RunRecord, nodes: Sequence[NodeSamples]) -> list[str]:

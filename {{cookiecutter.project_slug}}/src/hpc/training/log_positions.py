@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -18,14 +18,28 @@ EVENT_FILE_PREFIX, CSV_FILE = "events.out.tfevents.", "metrics.csv"  # the files
 FILE_TIME_TOLERANCE_SECONDS = 2  # file names hold whole seconds
 
 
+@runtime_checkable
+class CutsItself(Protocol):
+    """A logger that knows the positions of its own files."""
+
+    def flush(self) -> None: ...
+
+    def read_positions(self, run_dir: Path) -> dict[str, int]: ...
+
+    def truncate(self, run_dir: Path, positions: Mapping[str, int]) -> None: ...
+
+
 def read_positions(run_dir: Path, loggers: Sequence[Logger]) -> dict[str, int]:
     """Sync the log files to the disk and return how far each has come.
 
     Returns:
-        By path relative to the run directory: bytes of TensorBoard's files, rows of a CSVLogger's table.
+        By path relative to the run directory: bytes of TensorBoard's and wandb's files, rows of a CSVLogger's table
+        and of MLflow's database.
     """
     positions = {}
     for logger in loggers:
+        if isinstance(logger, CutsItself):
+            positions |= logger.read_positions(run_dir)
         for file in _log_files(logger, _add_scalars_folders(logger)):
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -67,6 +81,8 @@ def truncate_logs(
     for logger in loggers:
         if isinstance(logger, CSVLogger):
             _keep_rows(logger, positions.get(os.path.relpath(Path(logger.log_dir, CSV_FILE), run_dir), 0))
+        elif isinstance(logger, CutsItself):
+            logger.truncate(run_dir, positions)
     for file, position in _event_files_of_attempts(run_dir, loggers, positions=positions, events=events):
         if position is None:
             file.unlink()

@@ -14,19 +14,20 @@ from omegaconf import DictConfig, ListConfig
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.build import build
 from hpc.config.errors import ConfigError
+from hpc.training.log_positions import CutsItself
 
 
 def build_loggers(
     cfg: DictConfig, checkpoint: Checkpoint | None, *, starts: Sequence[Mapping[str, Any]]
 ) -> list[Logger]:
-    """Build the loggers of the config: one, a list, or named ones, of which those that are null are left out.
+    """Build the loggers of the config: named ones, of which those that are null are left out, or one, or a list.
 
     Args:
         checkpoint: the one that the run resumes from.
         starts: the start events of the run's earlier attempts.
 
     Raises:
-        ConfigError: `logger` is something else, or a CSV table would lie outside the run directory.
+        ConfigError: `logger` is something else, or files that are cut would lie outside the run directory.
     """
     nodes = cfg.logger
     if isinstance(nodes, ListConfig):
@@ -37,16 +38,28 @@ def build_loggers(
         nodes = [nodes]
     nodes = [node for node in nodes if node]
     if invalid := [node for node in nodes if not isinstance(node, DictConfig) or "_target_" not in node]:
-        rule = "must be one node with a _target_, a list of such nodes, or named nodes"
+        rule = "must be named nodes, each with a _target_, or one such node, or a list of them"
         raise ConfigError("logger", invalid[0], rule, "see configs/logger/tensorboard.yaml")
     earlier_folders = [Path(cfg.run_dir, folder) for start in starts for folder in start.get("log_dirs", [])]
     loggers = [_build_logger(node, checkpoint, earlier_folders=earlier_folders) for node in nodes]
     run_dir = Path(cfg.run_dir).resolve()
     for logger in loggers:
-        if isinstance(logger, CSVLogger) and not Path(logger.log_dir).resolve().is_relative_to(run_dir):
-            rule = "must lie in the run directory: a run that resumes truncates its table, and others may write there"
-            raise ConfigError("logger.save_dir", logger.root_dir, rule, "save_dir: ${run_dir} in the logger's node")
+        folder = logger.log_dir if isinstance(logger, CSVLogger) else logger.save_dir
+        if isinstance(logger, CSVLogger | CutsItself) and not Path(folder).resolve().is_relative_to(run_dir):
+            rule = "must lie in the run directory: a run that resumes truncates its log, and others may write there"
+            raise ConfigError("logger.save_dir", folder, rule, "save_dir: ${run_dir} in the logger's node")
     return loggers
+
+
+def print_limits(loggers: Sequence[Logger]) -> None:
+    """Print notes on what loggers cannot do: be shown by the report, or be cut back to a checkpoint."""
+    if loggers and not any(isinstance(logger, TensorBoardLogger) for logger in loggers):
+        rule = "report.py and tools/board.py show no curves of this run, as they read TensorBoard's files"
+        print(f"note: {rule}. logger=[tensorboard,...] adds them", flush=True)
+    for logger in loggers:
+        if not isinstance(logger, TensorBoardLogger | CSVLogger | CutsItself):
+            rule = "cannot be cut back to a checkpoint: steps that an interrupted attempt logged after it appear twice"
+            print(f"note: {type(logger).__name__} {rule}", flush=True)
 
 
 def _build_logger(node: DictConfig, checkpoint: Checkpoint | None, *, earlier_folders: Sequence[Path]) -> Any:
@@ -71,19 +84,21 @@ def curve_folders(run_dir: Path, loggers: Sequence[Logger]) -> list[str]:
 
 
 def restrict_writing(loggers: Sequence[Logger], may_write: Callable[[], bool]) -> None:
-    """Let CSV tables be written only while `may_write()`, as all attempts share one table.
+    """Let CSV tables, wandb's files and MLflow's database be written only while `may_write()`.
 
-    An attempt that hung and woke up too late would otherwise write into it. TensorBoard's files belong to one attempt
+    An attempt that hung and woke up too late would otherwise write into them. TensorBoard's files belong to one attempt
     each; `log_positions.truncate_late_writes` removes what such an attempt has written there.
     """
     for logger in loggers:
         if isinstance(logger, CSVLogger):
-            logger.save = partial(_save_if, may_write, logger.save)  # type: ignore[method-assign]
+            logger.save = partial(_call_if, may_write, logger.save)  # type: ignore[method-assign]
+        elif isinstance(logger, CutsItself):
+            logger.log_metrics = partial(_call_if, may_write, logger.log_metrics)  # type: ignore[method-assign]
 
 
-def _save_if(may_write: Callable[[], bool], save: Callable[[], None]) -> None:
+def _call_if(may_write: Callable[[], bool], function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     if may_write():
-        save()
+        function(*args, **kwargs)
 
 
 def flush(loggers: Sequence[Logger]) -> None:
@@ -93,6 +108,8 @@ def flush(loggers: Sequence[Logger]) -> None:
             logger.experiment.flush()
         elif isinstance(logger, CSVLogger):
             logger.save()
+        elif isinstance(logger, CutsItself):
+            logger.flush()
 
 
 def writer_name() -> str:

@@ -46,6 +46,7 @@ def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[
     positions = _positions_at(cfg, checkpoint, words=words) if checkpoint else foreign_positions
     log_positions.truncate_logs(run_dir, run_loggers, positions=positions, events=attempt_log.read_events(run_dir))
     log_positions.warn_of_late_clock(run_loggers, time.time())
+    loggers.print_limits(run_loggers)
     if run.claim:
         loggers.restrict_writing(run_loggers, run.claim.may_write)
     attempt_log.record_start(
@@ -123,9 +124,13 @@ def flush_logs(trainer: L.Trainer) -> dict[str, int]:
 
 @rank_zero_only
 def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
-    """Log the resolved config as a text, for TensorBoard's TEXT page."""
+    """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for wandb and MLflow."""
+    text = to_frozen_yaml(cfg)
     for logger in loggers.tensorboard_loggers(trainer):
-        logger.experiment.add_text("config", f"```yaml\n{to_frozen_yaml(cfg)}```")
+        logger.experiment.add_text("config", f"```yaml\n{text}```")
+    for logger in trainer.loggers:
+        if isinstance(logger, log_positions.CutsItself):
+            logger.log_hyperparams(OmegaConf.to_container(OmegaConf.create(text)))
 
 
 @rank_zero_only
