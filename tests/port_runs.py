@@ -82,17 +82,20 @@ class Ports:
         codes = json.loads(self.ranks.stdout.readline())
         return codes, log.read_bytes()[before:].decode(errors="replace")
 
+    def run_dir(self, name: str, layout: str, end: str = "") -> Path:
+        return self.runs / f"{name}-{layout.replace(' ', '-')}{end}"
+
     def train(self, name: str, layout: str) -> str:
         """Train a port. Return "" or what went wrong."""
         num_ranks, words = LAYOUTS[layout]
-        run = f"{name}-{layout.replace(' ', '-')}"
+        run = self.run_dir(name, layout).name
         codes, output = self.start(run, [*self.words(name), *words], num_ranks=num_ranks)
         return "" if set(codes) == {0} else _last_words(output, codes)
 
     def resume(self, name: str, layout: str, *, stop_at: int) -> str:
         """Stop a port in mid-epoch and resume it, after `train`. Return "" or the first difference."""
         num_ranks, words = LAYOUTS[layout]
-        whole, run = (f"{name}-{layout.replace(' ', '-')}{end}" for end in ("", "-stopped"))
+        whole, run = (self.run_dir(name, layout, end).name for end in ("", "-stopped"))
         words = [*self.words(name), *words]
         codes, output = self.start(run, words, num_ranks=num_ranks, stop_at=stop_at)
         if f"stopped at step {stop_at}" not in output:

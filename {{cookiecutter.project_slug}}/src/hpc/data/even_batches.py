@@ -6,6 +6,7 @@ gets its last batch again until all are done; `suppressed` keeps what it then co
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -77,19 +78,32 @@ class EvenBatches:
 
 
 @contextmanager
-def suppressed(module: Any) -> Iterator[None]:
-    """Let a step of a module compute, but neither log nor update metrics, nor grow the lists that it keeps."""
+def suppressed(module: Any, *, has_logged: bool = True) -> Iterator[None]:
+    """Let a step of a module compute, but neither log nor update metrics, nor grow the lists that it keeps.
+
+    Args:
+        has_logged: this rank has logged in a step of its own. Otherwise the names are logged with no weight, as all
+            ranks must reduce the same ones.
+    """
     lists = {name: len(value) for name, value in vars(module).items() if isinstance(value, list)}
     metrics = [part for part in module.modules() if isinstance(part, Metric)]
     with ExitStack() as stack:
-        for name in ("log", "log_dict"):
-            stack.enter_context(patch.object(module, name, _do_nothing))
+        log = _do_nothing if has_logged else partial(_log_without_weight, module.log)
+        stack.enter_context(patch.object(module, "log", log))  # log_dict calls it
         for metric in metrics:
-            for name in ("update", "forward"):
-                stack.enter_context(patch.object(metric, name, _do_nothing))
+            stack.enter_context(patch.object(metric, "update", _do_nothing))
+            stack.enter_context(patch.object(metric, "forward", partial(_zero, metric)))
         yield
     for name, length in lists.items():
         del vars(module)[name][length:]
+
+
+def _zero(metric: Metric, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.zeros((), device=metric.device)
+
+
+def _log_without_weight(log: Any, *args: Any, **kwargs: Any) -> None:
+    log(*args, **kwargs | {"batch_size": 0})
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:

@@ -82,7 +82,7 @@ class ShardsDataLoaders:
         is_done = isinstance(loader, EvenBatches) and loader.num_own is not None and batch_idx >= loader.num_own
         if not is_done:
             return step(*args, **kwargs)
-        with suppressed(self.lightning_module):
+        with suppressed(self.lightning_module, has_logged=loader.num_own > 0):
             step(*args, **kwargs)
         return None
 

@@ -1,0 +1,53 @@
+"""Check that research by strangers, brought unchanged, trains, is sharded, survives a stop, and is reported.
+
+Each port in ports/ is written as its authors would write it; it comes with one file for the model and one for the data.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from port_runs import DATA, LAYOUTS, PORTS, Ports
+
+pytestmark = pytest.mark.slow
+
+# What `make test` tries of each port; `make soak` tries all.
+QUICK = {
+    "contrastive": "ddp on two",
+    "diffusion": "one process",
+    "gan": "ddp on two",
+    "gpt2": "fsdp on two",
+    "graphs": "ddp on two",
+    "mnist": "one process",
+    "segmentation": "fsdp on two",
+    "series": "ddp on two",
+    "unet": "one process",
+}
+CASES = [
+    pytest.param(name, layout, marks=[] if QUICK[name] == layout else pytest.mark.soak)
+    for name in DATA
+    for layout in LAYOUTS
+]
+
+
+@pytest.fixture(scope="module")
+def ports(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    brought = Ports(bake(tmp_path_factory.mktemp("project")), tmp_path_factory.mktemp("ports"))
+    yield brought
+    brought.close()
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
+    name: str, layout: str, ports: Ports
+) -> None:
+    assert ports.train(name, layout) == ""
+    assert ports.resume(name, layout, stop_at=8) == ""
+    assert ports.command(name, "report.py", str(ports.run_dir(name, layout))) == ""
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_port_has_two_files_and_no_line_for_this_project(name: str) -> None:
+    files = sorted(file.name for file in (PORTS / name).iterdir() if file.suffix in (".yaml", ".py"))
+    assert [name for name in files if name.endswith(".yaml")] == ["data.yaml", "model.yaml"]
+    assert not any("hpc" in (PORTS / name / file).read_text() for file in files)
