@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from conftest import REPO, environment
 DEFAULTS = json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))
 DEFAULTS |= {"project_slug": "my-research", "package_name": "my_research"}
 README = {"template": REPO / "README.md", "project": REPO / "{{cookiecutter.project_slug}}" / "README.md"}
+README["bring your own"] = REPO / "docs" / "bring-your-own.md"
 
 
 def commands(readme: Path) -> list[str]:
@@ -72,6 +74,19 @@ def sourced(desk: Desk, command: str) -> None:
     if not Path(sys.prefix, ".complete-my-research").exists():
         pytest.skip("the environment was not made by env.sh: make test")
     desk.succeeds(f"{command} && type -P python")
+
+
+def brought(desk: Desk, command: str) -> None:
+    """Bring one of the ports to a copy of the project, under the name that the page gives it."""
+    mine, port = desk.folder / "mine", REPO / "tests" / "ports" / "mnist"
+    shutil.copytree(desk.project, mine, ignore=shutil.ignore_patterns("runs"))
+    shutil.copy(port / "research_mnist.py", mine / "src" / "mine.py")
+    for group in ("model", "data"):
+        text = (port / f"{group}.yaml").read_text().replace("research_mnist.", "mine.")
+        (mine / "configs" / group / "mine.yaml").write_text(text)
+    desk.succeeds(f"python {port / 'make_data.py'} data/mine", mine)
+    is_run = "train.py" in command or "--dry-run" in command
+    desk.succeeds(command if is_run else f"{command} --dry-run", mine)
 
 
 def composed(desk: Desk, command: str) -> None:
@@ -241,6 +256,7 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
 
 # A pattern for the whole command, and how it is tested. A command that matches no row fails: add a row.
 HOW = [
+    (r"python (train|submit)\.py model=mine.*", brought),
     (r"make \w+", made),
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
     (r"git (init|add|commit)\b.*|cruft .*", elsewhere),  # test_update.py runs them
