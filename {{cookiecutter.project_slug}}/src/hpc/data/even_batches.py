@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from hpc.config.errors import ConfigError
 
@@ -77,7 +77,7 @@ class EvenBatches:
 def suppressed(module: Any) -> Iterator[None]:
     """Let a step of a module compute, but neither log nor update metrics, nor grow the lists that it keeps."""
     lists = {name: len(value) for name, value in vars(module).items() if isinstance(value, list)}
-    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    metrics = [part for part in module.modules() if isinstance(part, Metric | MetricCollection)]
     with ExitStack() as stack:
         for name in ("log", "log_dict"):
             stack.enter_context(patch.object(module, name, _do_nothing))
