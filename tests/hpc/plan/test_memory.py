@@ -20,8 +20,8 @@ RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224"
 def planned(*words: str) -> tuple:
     cfg = compose.compose_overrides(words)
     layout = setup_from_config(cfg)
-    make, optimize = partial(build.build, cfg.model.network), build.build(cfg.model.optimizer)
-    return cfg, layout, predict_memory(tracer.trace_network(make, optimize, *layout.computes_in), layout)
+    trace = tracer.trace_step(partial(build.build, cfg.model), *layout.computes_in)
+    return cfg, layout, predict_memory(trace, layout)
 
 
 @pytest.mark.soak

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,6 +93,14 @@ class Classifier(NetworkModule):
             optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def example_batch(self, num_examples: int) -> tuple[Tensor, Tensor] | None:
+        """Return a blank batch, with which plan.py needs no data; None if the network has no `example_input`."""
+        if not hasattr(self.network, "example_input"):
+            return None
+        inputs = self.network.example_input(num_examples)
+        is_text = not inputs.is_floating_point()
+        return inputs, torch.zeros_like(inputs) if is_text else torch.zeros(num_examples, dtype=torch.int64)
 
     def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         """Log the loss and the metric (`metric_name`) over all targets that are not ignored."""

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 END = object()
 
@@ -86,7 +86,7 @@ def suppressed(module: Any, *, has_logged: bool = True) -> Iterator[None]:
             ranks must reduce the same ones.
     """
     lists = {name: len(value) for name, value in vars(module).items() if isinstance(value, list)}
-    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    metrics = [part for part in module.modules() if isinstance(part, Metric | MetricCollection)]
     with ExitStack() as stack:
         log = _do_nothing if has_logged else partial(_log_without_weight, module.log)
         stack.enter_context(patch.object(module, "log", log))  # log_dict calls it

@@ -1,171 +1,244 @@
-"""A training step of a network on tensors without content: without memory, without a device, for any size.
-
-These are torch's fake tensors. They lie on the meta device, but kernels are chosen as on the CPU, because attention on
-the meta device keeps its whole matrix of weights.
-"""
+"""A training step on tensors without content: without memory, without a device, for any size."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import lightning as L
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn import functional as F
-from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_iter
 
+from hpc.data.batch_size import BatchSize, measure_batch
+from hpc.plan.example_batches import ExampleBatches, FakeBatch, UnreadableData
 from hpc.plan.meter import CudaAutocast, Meter, local_bytes
+from hpc.plan.part_boundaries import PartBoundaries, PartsOutOfOrder, block_parts
+from hpc.training import dry_run
+from hpc.training.blocks import Blocks, find_blocks
+from hpc.training.fake_tensors import default_dtype, fake_copy, fake_tensor_mode
+from hpc.training.parallelize import planned_part
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 
 
 class NotTraceable(Exception):
-    """The network cannot run on tensors without content; the message says at which operation."""
+    """The step cannot run on tensors without content; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class FakeStep:
-    """A measured step."""
+    """A measured step; without a batch, the parameters alone."""
 
     names: list[str]  # of the parts
     meter: Meter
     output_bytes: dict[str, int]  # that each part hands on
-    numbers_per_example: int  # in the input
-    is_text: bool
-    optimizer_states: float | None  # numbers that the optimizer keeps per parameter
+    optimizer_states: float | None  # numbers that the optimizers keep per parameter
+    batch_size: BatchSize | None = None
+    numbers_per_example: int = 0  # in the input
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The precision of a step.
+
+    Attributes:
+        parameters: in computation: 64, 32, 16 or bf16.
+        autocast: of CUDA's autocast; None: no autocast.
+    """
+
+    parameters: str
+    autocast: str | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.parameters]
+
+    @contextmanager
+    def step_context(self) -> Iterator[None]:
+        """Compute in this precision within the block."""
+        if not self.autocast:
+            with default_dtype(self.dtype):
+                yield
+            return
+        with torch.autocast("cpu", DTYPES[self.autocast]), CudaAutocast():
+            yield
+
+
+class ModuleSource:
+    """Make a module with fake tensors, again for each step.
+
+    A constructor that needs values of tensors, or reads weights from a file, is called once with real ones.
+
+    Args:
+        make_module: returns the LightningModule.
+        blocks: paths of its lists of blocks; None: they are found.
+    """
+
+    def __init__(self, make_module: Callable[[], L.LightningModule], blocks: Any = None) -> None:
+        self.make_module, self.block_paths = make_module, blocks
+        self._real: L.LightningModule | None = None
+
+    def make(self, dtype: torch.dtype) -> L.LightningModule:
+        """Return a module whose parameters have this type. To be called within `fake_tensor_mode`."""
+        if self._real is None:
+            try:
+                with default_dtype(dtype):  # a module of fake tensors cannot be converted
+                    return self.make_module()
+            except Exception:
+                with unset_fake_temporarily():
+                    self._real = self.make_module()
+        return fake_copy(self._real, lambda tensor: {"dtype": dtype} if tensor.is_floating_point() else {})
+
+    def find_blocks(self, module: L.LightningModule) -> Blocks | None:
+        return find_blocks(module, self.block_paths)
 
 
 def run_fake_step(
-    make_network: Callable[[], Any],
-    make_optimizer: Callable[[Any], Optimizer],
+    source: ModuleSource,
+    batches: ExampleBatches,
     *,
     num_examples: int,
-    parameters: str,
-    autocast: str | None,
+    precision: Precision,
     num_ranks: int,
+    in_parts: bool = True,
 ) -> FakeStep:
-    """Run forward, cross-entropy and backward, and a step of the optimizer. Arguments are those of `trace_network`.
+    """Run a training step, and a step of the optimizers.
+
+    Args:
+        num_ranks: that share each layer, as the network's `tensor_parallel_plan` says.
+        in_parts: whether to measure blocks one by one. A module that optimizes by itself is always measured as a whole.
 
     Raises:
         NotTraceable
+        PartsOutOfOrder: it must be measured as a whole.
+        UnreadableData
     """
-    with ExitStack() as stack:
-        mesh = stack.enter_context(_fake_process_group(num_ranks)) if num_ranks > 1 else None
-        stack.enter_context(FakeTensorMode())
-        flags = torch.backends.mkldnn.set_flags(False)  # mkldnn's LSTM hides its matrix products
-        stack.callback(torch.backends.mkldnn.set_flags, flags[0])
+    with _tensor_parallel_mesh(num_ranks) as mesh, ExitStack() as stack:
+        stack.enter_context(fake_tensor_mode())
         meter = None
         try:
-            network, inputs = _make_in_precision(make_network, num_examples, DTYPES[parameters])
+            module, trainer = source.make(precision.dtype), dry_run.DryRunTrainer()
+            is_converted = precision.parameters != "32"
+            batch = batches.make(module, num_examples, dtype=precision.dtype if is_converted else None)
+            trainer.datamodule = batches.trainer.datamodule
+            dry_run.attach(module, trainer)
             if mesh is not None:
+                network = planned_part(module)
                 parallelize_module(network, mesh, network.tensor_parallel_plan())
-            meter = stack.enter_context(Meter(network))
-            output_bytes = _forward_and_backward(network, inputs, meter, autocast)
-            optimizer_states = _optimizer_states(network, make_optimizer, meter)
-            return FakeStep(
-                names=_part_names(network),
-                meter=meter,
-                output_bytes=output_bytes,
-                numbers_per_example=inputs[0].numel(),
-                is_text=inputs.dtype == torch.int64,
-                optimizer_states=optimizer_states,
-            )
+            with suppress(*[Exception] * module.automatic_optimization):  # its optimizers are not needed for the step
+                dry_run.prepare_training(module)
+            in_parts = in_parts and module.automatic_optimization
+            blocks = source.find_blocks(module)
+            meter = stack.enter_context(Meter(module, None if in_parts else block_parts(blocks)))
+            states = _optimizer_states(trainer, meter)
+            measure = _measure_parts if in_parts else _measure_whole
+            names, output_bytes = measure(module, blocks, meter=meter, batch=batch, precision=precision)
+        except (UnreadableData, PartsOutOfOrder):
+            raise
         except Exception as error:
-            where = f"{meter.operation} in {meter.part}" if meter else "its constructor"
-            raise NotTraceable(f"{where}: {root_cause(error)}") from error
+            raise NotTraceable(dry_run.explain(error, meter.operation if meter else None)) from error
+    first = batch.tensors[0] if batch.tensors else None
+    size = measure_batch(batch.batch)
+    numbers = first.numel() // num_examples if first is not None else 0
+    return FakeStep(names, meter, output_bytes, states, size, numbers)
 
 
-def root_cause(error: BaseException) -> str:
-    """Return the first line of the error that caused all others: Hydra wraps the error of a class."""
-    while error.__cause__:
-        error = error.__cause__
-    if isinstance(error, DataDependentOutputException):
-        return "it needs the value of a tensor, for .item() or a branch"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0]
+def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks: int) -> FakeStep:
+    """Measure the parameters of a module, and the states of its optimizers if they can be made, but no step.
+
+    Raises:
+        NotTraceable: the module cannot be made.
+    """
+    with _tensor_parallel_mesh(num_ranks) as mesh, fake_tensor_mode():
+        try:
+            module, states = source.make(precision.dtype), None
+        except Exception as error:
+            raise NotTraceable(dry_run.explain(error)) from error
+        trainer = dry_run.DryRunTrainer()
+        with suppress(Exception):  # the reason is told already
+            dry_run.attach(module, trainer)
+        if mesh is not None:
+            network = planned_part(module)
+            parallelize_module(network, mesh, network.tensor_parallel_plan())
+        blocks = block_parts(source.find_blocks(module))
+        with Meter(module, blocks) as meter, suppress(Exception):
+            dry_run.prepare_training(module)
+            states = _optimizer_states(trainer, meter)
+    meter.runs.clear()
+    return FakeStep(["before", *blocks], meter, {}, states)
 
 
-def _make_in_precision(make: Callable[[], Any], num_examples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
-    """Return network and inputs, made in a precision, because fake parameters cannot be converted."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        network = make().train()
-        return network, network.example_input(num_examples)
-    finally:
-        torch.set_default_dtype(before)
+def _measure_parts(
+    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: FakeBatch, precision: Precision
+) -> tuple[list[str], dict[str, int]]:
+    """Run forward and backward with hooks that enter the meter's parts.
 
-
-def _part_names(network: Any) -> list[str]:
-    blocks = [f"block {number}" for number in range(len(getattr(network, "blocks", ())))]
-    return ["before", *blocks, "after", "loss"] if blocks else ["before", "loss"]
-
-
-def _forward_and_backward(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> dict[str, int]:
-    """Run forward and backward with hooks that enter the meter's parts. Return the bytes that each part hands on."""
-    *names, loss_name = _part_names(network)
-    block_names = names[1:-1]
-    output_bytes: dict[str, int] = {}
-
-    def end_part(name: str, following: str, output: Any) -> None:
-        tensor = next(t for t in tree_iter(output) if isinstance(t, Tensor))
-        output_bytes[name] = local_bytes(tensor)
-        if tensor.requires_grad:
-            tensor.register_hook(lambda _: meter.enter(name, "backward"))
-        meter.enter(following, "forward")
-
-    if block_names:
-        network.blocks[0].register_forward_pre_hook(lambda _, inputs: end_part("before", block_names[0], inputs))
-        for block, name, following in zip(network.blocks, block_names, names[2:], strict=True):
-            block.register_forward_hook(lambda _, __, output, n=name, f=following: end_part(n, f, output))
-    with ExitStack() as stack:
-        if autocast:
-            stack.enter_context(torch.autocast("cpu", DTYPES[autocast]))
-            stack.enter_context(CudaAutocast())
-        meter.enter("before", "forward")
-        stack.enter_context(saved_tensors_hooks(meter.mark_recompute_end, lambda tensor: tensor))
-        network.register_forward_hook(lambda _, __, logits: end_part(names[-1], loss_name, logits))
-        logits = network(inputs)
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"it must return a tensor of logits, but returns {type(logits).__name__}")
-        loss = _loss(logits.flatten(0, -2))
-        del logits
-    meter.enter(loss_name, "backward")
-    loss.backward()
+    Returns:
+        The names of the parts, and the bytes that each hands on.
+    """
+    boundaries = PartBoundaries(module, blocks, meter)
+    for tensor in batch.tensors:
+        meter.count(tensor)
+    with precision.step_context(), saved_tensors_hooks(meter.mark_recompute_end, lambda tensor: tensor):
+        loss = dry_run.training_step(module, batch.batch)
+    assert loss is not None
+    boundaries.begin_backward()
+    module.backward(loss)
     meter.leave()
-    return output_bytes
+    return boundaries.names, boundaries.output_bytes
 
 
-def _optimizer_states(network: Any, make_optimizer: Callable[[Any], Optimizer], meter: Meter) -> float | None:
-    """Return how many numbers an optimizer keeps per parameter (AdamW: 2); None if it cannot be tried."""
-    trained = [p for p in network.parameters() if p.grad is not None]
-    # Kernels for many tensors at once reject a mixture of DTensors and plain tensors.
-    parameters = [p for p in trained if isinstance(p, DTensor)] or trained
+def _measure_whole(
+    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: FakeBatch, precision: Precision
+) -> tuple[list[str], dict[str, int]]:
+    """Run the step as one part. The blocks hold their parameters, but all work and memory count as the one part's."""
+    meter.is_one_part = True
+    meter.enter("before", "forward")
+    for tensor in batch.tensors:
+        meter.count(tensor)
+    for optimizer in module.trainer.optimizers:  # their work belongs to no part
+        optimizer.register_step_pre_hook(lambda *_: meter.enter("optimizer", "step"))
+        optimizer.register_step_post_hook(lambda *_: meter.enter("before", "forward"))
+    with precision.step_context():
+        loss = dry_run.training_step(module, batch.batch)
+    if loss is not None:
+        module.backward(loss)
+    meter.leave()
+    return ["before", *block_parts(blocks)], {}
+
+
+def _optimizer_states(trainer: L.Trainer, meter: Meter) -> float | None:
+    """Return how many numbers the optimizers keep per parameter (AdamW: 2); None if they cannot be tried."""
     meter.enter("optimizer", "step")  # its work belongs to no part
-    before = meter.alive
+    before, num_bytes = meter.alive, 0
     try:
-        optimizer = make_optimizer(parameters)
-        optimizer.step()
-    except Exception:  # it needs a closure, or real numbers
+        for optimizer in trainer.optimizers:
+            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+            # Kernels for many tensors at once reject a mixture of DTensors and plain tensors.
+            parameters = [p for p in parameters if isinstance(p, DTensor)] or parameters
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            num_bytes += sum(map(local_bytes, parameters))
+    except Exception:  # one needs a closure, or real numbers
         return None
-    return (meter.alive - before) / sum(local_bytes(p) for p in parameters)
-
-
-def _loss(logits: Tensor) -> Tensor:
-    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+    finally:
+        trainer.lightning_module.zero_grad()
+    return (meter.alive - before) / num_bytes if num_bytes else None
 
 
 @contextmanager
-def _fake_process_group(num_ranks: int) -> Iterator[DeviceMesh]:
+def _tensor_parallel_mesh(num_ranks: int) -> Iterator[DeviceMesh | None]:
     """Open a process group whose other ranks do not exist: a collective acts as if all had sent the same."""
+    if num_ranks == 1:
+        yield None
+        return
     dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (num_ranks,))

@@ -13,7 +13,7 @@ from hpc.jobs.hardware import Machine, machine_from_cluster
 from hpc.launch import measured_links
 from hpc.plan import trace_cache
 from hpc.plan.fitting_changes import Candidate, list_candidates, smallest_fitting
-from hpc.plan.prediction import Prediction, fits_in_memory, predict
+from hpc.plan.prediction import Prediction, fits_in_memory, predict, with_loader_batch
 from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.trace_types import Trace
 
@@ -63,7 +63,8 @@ def with_measured_links(
 def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
     """Reject a run that cannot fit, before it waits in the queue. `force=true` disables this check.
 
-    A network that cannot be traced passes with a warning.
+    A module that cannot be made here passes with a warning. Of one that cannot be traced, parameters, gradients and
+    optimizer states must fit.
 
     Args:
         words: the command line of the config, to which the error suggests overrides.
@@ -78,14 +79,21 @@ def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
     try:
         (trace,) = trace_cache.load_traces(cfg, [setup])
     except trace_cache.TracingError as error:
-        sys.stderr.write(f"warning: cannot check whether the run fits: the network cannot be traced: {error}\n")
+        sys.stderr.write(f"warning: cannot check whether the run fits: the module cannot be made here: {error}\n")
         return
-    prediction = predict(trace, setup, machine)
+    try:
+        prediction = predict(trace, setup, machine)
+    except ConfigError as error:  # of the plan alone
+        sys.stderr.write(f"warning: cannot check whether the run fits: {error}\n")
+        return
+    if trace.by_parameters:
+        sys.stderr.write(f"note: {trace.by_parameters_note}\n")
     if prediction.fits is False:
         needed_gb, capacity_gb = prediction.memory.total / 1e9, machine.gpu.memory_gb
+        more = ", without activations" if trace.by_parameters else ""
         rule = (
             f"must fit on a GPU: {cfg.cluster.gpu} has {capacity_gb:.1f} GB for torch, "
-            f"and a step needs {needed_gb:.1f} GB at its peak (python plan.py shows for what)"
+            f"and a step needs {needed_gb:.1f} GB at its peak{more} (python plan.py shows for what)"
         )
         changes = find_fitting_changes(cfg, words, prediction) or [NO_CHANGE_FITS]
         fix = "; or ".join([*changes, "force=true if you know better"])
@@ -108,13 +116,14 @@ def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Pred
         composed = _compose_setup([*words, *candidate.overrides])
         if composed is None or _arithmetic(composed) not in traces:
             return False
-        return fits_in_memory(traces[_arithmetic(composed)], composed, machine)
+        trace = traces[_arithmetic(composed)]
+        return fits_in_memory(trace, with_loader_batch(composed, trace), machine)
 
     return [" ".join(candidate.overrides) for candidate in smallest_fitting(candidates, fits, max_count=MAX_CHANGES)]
 
 
 def _traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> dict[Arithmetic, Trace]:
-    """Return a trace for each arithmetic of these setups; empty if the network cannot be traced."""
+    """Return a trace for each arithmetic of these setups; empty if the module cannot be made."""
     distinct = {_arithmetic(setup): setup for setup in setups}
     try:
         return dict(zip(distinct, trace_cache.load_traces(cfg, list(distinct.values())), strict=True))

@@ -1,7 +1,7 @@
-"""A meter of a network that runs on tensors without content: its operations, and the memory that is alive."""
+"""A meter of a module that runs on tensors without content: its operations, and the memory that is alive."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,33 +40,43 @@ class PartRun:
 
 
 class Meter(TorchDispatchMode):
-    """Measure a network: `runs` by part and direction; `operation` is the newest one, in `part`.
+    """Measure a module: `runs` by part and direction; `operation` is the newest one, in `part`.
 
     Parameters and buffers belong to the part that reads them first, and do not count as memory that is alive.
+
+    Args:
+        owners: parts by their names, if those that own parameters are known before.
+
+    Attributes:
+        is_one_part: forward and backward passes follow each other in any order; memory is that of the whole step.
     """
 
-    def __init__(self, network: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, owners: Mapping[str, torch.nn.Module] | None = None) -> None:
         super().__init__()
-        self.states = {_key(state): state for state in (*network.parameters(), *network.buffers())}
+        self.states = {_key(state): state for state in (*module.parameters(), *module.buffers())}
         self.owner: dict[int, str] = {}
+        for name, part in (owners or {}).items():
+            for state in (*part.parameters(), *part.buffers()):
+                self.owner.setdefault(_key(state), name)
+        self.is_one_part = False
         self.runs: dict[tuple[str, str], PartRun] = {}
-        self.part, self.operation = "before", "the beginning"
+        self.part, self.direction, self.operation = "before", "forward", ""
         self._run, self.alive = PartRun(), 0
         self._counted = set(self.states)  # storages
         self._gradients: set[int] = set()  # storages of complete gradients, which are not counted any more
-        for parameter in network.parameters():
+        for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._discount_gradient)
 
     def enter(self, part: str, direction: str) -> None:
         """End the present part, and begin another one."""
         self.leave()
-        self.part = part
+        self.part, self.direction = part, direction
         self._run = self.runs.setdefault((part, direction), PartRun(begin=self.alive))
 
     def leave(self) -> None:
         """End the present part."""
-        self._run.end = self.alive
+        self._run.end = self._run.begin if self.is_one_part else self.alive
 
     def mark_recompute_end(self, tensor: Tensor) -> Tensor:
         """Record that backward needs a tensor: checkpointing would repeat all operations so far. Return the tensor."""
@@ -87,20 +97,23 @@ class Meter(TorchDispatchMode):
         read = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         written = [t for t in tree_iter(out) if isinstance(t, Tensor)]
         for tensor in read:
-            if (key := _key(tensor)) in self.states:
+            if self.direction != "step" and (key := _key(tensor)) in self.states:
                 self.owner.setdefault(key, self.part)
         for tensor in written:
-            self._count(tensor)
+            self.count(tensor)
+        run = self._run
+        if self.is_one_part and torch._C._current_graph_task_id() != -1:  # within a backward pass
+            run = self.runs.setdefault((self.part, "backward"), PartRun())
         if func.namespace == "_c10d_functional":
             if any(name in str(func) for name in COLLECTIVES):
-                self._run.reduced.append(sum(map(local_bytes, read)))
+                run.reduced.append(sum(map(local_bytes, read)))
         elif not is_view(func):
             formula = FORMULAS.get(func._overloadpacket)
             flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
-            self._run.work.append((flops, sum(map(local_bytes, (*read, *written)))))
+            run.work.append((flops, sum(map(local_bytes, (*read, *written)))))
         return out
 
-    def _count(self, tensor: Tensor) -> None:
+    def count(self, tensor: Tensor) -> None:
         """Count the storage of a tensor once, until it is freed."""
         storage = local_shard(tensor).untyped_storage()
         key, size = storage._cdata, storage.nbytes()

@@ -51,6 +51,10 @@ def with_layout_words(setup: ParallelLayout, own: dict[str, Any]) -> ParallelLay
     """
     if not own.keys() & LAYOUT_WORDS:
         return setup
+    if not setup.micro_batch:
+        key = next(key for key in own if key in LAYOUT_WORDS)
+        rule = "must be used with a batch size that the config gives; here only the loaders of the data have one"
+        raise ConfigError(key, own[key], rule, "data.batch_size=<number>, beside it")
     stages = {key: own[key] for key in ("pipeline", "interleaved") if key in own}
     piped = replace(setup, **stages)
     if setup.world_size % (piped.tensor_parallel * piped.pipeline):

@@ -11,6 +11,7 @@ from hpc.plan.prediction import SPARE_SHARE, PredictedScalingRow, Prediction
 from hpc.plan.step_time import forward_flops
 from hpc.plan.whole_run import START_SECONDS, CheckpointCost, Finish
 
+ACTIVATIONS = ("activations", "logits")  # that a plan by parameters alone does not count
 STEP_PARTS = ("compute", "communication", "optimizer", "bubble")
 
 
@@ -26,6 +27,7 @@ def lines(
     """Return one screen of text."""
     return [
         title,
+        *([prediction.trace.by_parameters_note] if prediction.trace.by_parameters else []),
         "",
         *_memory_lines(prediction),
         *(f"  to make it fit: {change}" for change in changes),
@@ -43,7 +45,8 @@ def title(prediction: Prediction, *, strategy: str, gpu: str | None) -> str:
     setup = prediction.setup
     device = gpu or f"{'GPU' if setup.accelerated else 'CPU rank'}{'s' * (setup.world_size > 1)}"
     devices = f"{setup.world_size} {device} on {setup.nodes} node{'s' * (setup.nodes > 1)}"
-    batch = f"micro-batch {setup.micro_batch}" + f", {setup.accumulate} micro-batches per step" * (setup.accumulate > 1)
+    batch = f"micro-batch {setup.micro_batch or 'as the loaders have it'}"
+    batch += f", {setup.accumulate} micro-batches per step" * (setup.accumulate > 1)
     size = format_si(prediction.trace.num_parameters)
     return f"{size} parameters, {strategy}, {setup.precision}: {devices}, {batch}"
 
@@ -56,6 +59,7 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
     """
     setup, trace = prediction.setup, prediction.trace
     conditions = [
+        (bool(trace.note), trace.note),
         (not setup.accelerated, "this run uses CPUs, for which only the memory is predicted"),
         (setup.accelerated and prediction.capacity is None,
          f"cluster={cluster.name} has no cluster.gpu, so it is unknown whether the run fits"),
@@ -66,8 +70,8 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
          "torch.compile saves less for backward than is counted here, so the run may fit"),
         (setup.offload, _offload_note(prediction)),
         (trace.optimizer_states is None,
-         "the optimizer cannot run on tensors without content, so it is counted as AdamW"),
-        (trace.num_parameters and not forward_flops(trace, 1),
+         "the optimizer cannot be made and run on tensors without content, so it is counted as AdamW"),
+        (trace.num_parameters and not trace.by_parameters and not forward_flops(trace, 1),
          "no operation with known FLOPs was found, so a step takes longer than predicted"),
         (cluster.max_nodes and prediction.scaling and cluster.max_nodes < prediction.scaling[-1].nodes,
          f"cluster={cluster.name} allows at most {cluster.max_nodes} nodes"),
@@ -94,6 +98,8 @@ def _end_notes(prediction: Prediction, cluster: DictConfig, steps: int | None, f
             f"the time to the end is unknown: cluster.time={cluster.time} is too short for a single step, because "
             f"{START_SECONDS:.0f} s of a job are for starting, and some for ending (cluster.time=1:00:00 is enough)"
         ]
+    if prediction.trace.by_parameters:
+        return []
     if prediction.step is None and steps and prediction.capacity is not None:
         return ["the time to the end is unknown, because the time of a step on these nodes is unknown"]
     return []
@@ -103,11 +109,17 @@ def _memory_lines(prediction: Prediction) -> list[str]:
     memory = prediction.memory
     unit, size = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     width = "9.2f" if memory.total < 1e14 else "9.2e"
-    rows = [f"  {name:<14}{value / size:{width}}" for name, value in vars(memory).items()]
+    unknown = ACTIVATIONS if prediction.trace.by_parameters else ()
+    rows = [
+        f"  {name:<14}{'not counted' if name in unknown else format(value / size, width):>9}"
+        for name, value in vars(memory).items()
+    ]
     total = f"  {'total':<14}{memory.total / size:{width}}"
     if prediction.capacity is not None and prediction.margin is not None:
         margin = f"{abs(prediction.margin) / 1e9:.1f} GB"
-        verdict = f"fits, {margin} to spare" if prediction.fits else f"does NOT fit, {margin} too much"
+        verdict = f"does NOT fit, {margin} too much" if prediction.margin < 0 else f"fits, {margin} to spare"
+        if prediction.fits is None:
+            verdict = f"{margin} are left for activations"
         total += f" of {prediction.capacity / size:.1f}, minus {SPARE_SHARE:.0%} for fragmentation: {verdict}"
     return [f"memory of a {'GPU' if prediction.setup.accelerated else 'rank'} ({unit})", *rows, total]
 
@@ -166,12 +178,14 @@ def as_dict(
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """Return the plan as plain data, in bytes, seconds, and examples or tokens; unknown values are None."""
-    step, memory = prediction.step, prediction.memory
+    step, memory, trace = prediction.step, prediction.memory, prediction.trace
+    unknown = dict.fromkeys(ACTIVATIONS) if trace.by_parameters else {}
     sizes = {"total": memory.total, "room": prediction.capacity, "margin": prediction.margin}
     return {
         "setup": vars(prediction.setup) | {"global_batch": prediction.setup.global_batch},
         "parameters": prediction.trace.num_parameters,
-        "memory": vars(memory) | sizes,
+        "memory": vars(memory) | unknown | sizes,
+        "by_parameters": trace.by_parameters or None,
         "fits": prediction.fits,
         "changes": list(changes),
         "step": {part: getattr(step, part) if step else None for part in ("seconds", *STEP_PARTS)} | {"data": None},

@@ -5,6 +5,7 @@ memory.py has the formulas for memory, step_time.py those for the time of a step
 
 from dataclasses import dataclass, replace
 
+from hpc.config.errors import ConfigError
 from hpc.jobs.hardware import Machine
 from hpc.plan.memory import Memory, predict_memory
 from hpc.plan.setup import ParallelLayout
@@ -66,7 +67,10 @@ class Prediction:
 
     @property
     def fits(self) -> bool | None:
-        return None if self.margin is None else self.margin >= 0
+        """Whether the run fits; None if it is unknown, as it is where activations are not counted in what fits."""
+        if self.margin is None or (self.trace.by_parameters and self.margin >= 0):
+            return None
+        return self.margin >= 0
 
 
 def memory_margin(capacity: float, memory: Memory) -> float:
@@ -75,10 +79,17 @@ def memory_margin(capacity: float, memory: Memory) -> float:
 
 
 def predict(trace: Trace, setup: ParallelLayout, machine: Machine | None) -> Prediction:
-    """Predict a run on a machine; without a machine, only its memory."""
+    """Predict a run on a machine; without a machine, only its memory.
+
+    Raises:
+        ConfigError: the batch size is unknown.
+    """
+    setup = with_loader_batch(setup, trace)
     if machine is None:
         return Prediction(trace, setup, predict_memory(trace, setup), None, None, None, None, ())
     memory, capacity = _memory_and_capacity(trace, setup, machine)
+    if trace.by_parameters:
+        return Prediction(trace, setup, memory, capacity, None, None, None, ())
     scaling = predict_scaling(trace, setup, machine)
     if setup.nodes > 1 and machine.node_gbs is None:
         return Prediction(trace, setup, memory, capacity, None, None, None, scaling)
@@ -86,6 +97,20 @@ def predict(trace: Trace, setup: ParallelLayout, machine: Machine | None) -> Pre
     peak = machine.gpu.peak_flops(setup.precision, tf32=machine.tf32)
     mfu = step.flops / step.seconds / peak if peak else None
     return Prediction(trace, setup, memory, capacity, step, _rate(trace, setup, step), mfu, scaling)
+
+
+def with_loader_batch(setup: ParallelLayout, trace: Trace) -> ParallelLayout:
+    """Return the setup with the batch size of the data's loader, if the config gives none.
+
+    Raises:
+        ConfigError: the loader does not say it either.
+    """
+    if setup.micro_batch or trace.by_parameters:
+        return setup
+    if trace.loader_batch_size is None:
+        rule = "must be given for a plan, because the loader of the data does not say how many samples a batch has"
+        raise ConfigError("data.batch_size", None, rule, "data.batch_size=<number>")
+    return replace(setup, micro_batch=trace.loader_batch_size)
 
 
 def with_global_batch(setup: ParallelLayout, global_batch: int, **changes: object) -> ParallelLayout | None:

@@ -42,7 +42,7 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
         own: plan.py's own words, from `plan_arguments.split_words`.
 
     Raises:
-        ConfigError: the config breaks a rule, or its network cannot be traced.
+        ConfigError: the config breaks a rule, or its module cannot be made.
     """
     preflight.check_rules(cfg, needs_data=False)
     notes = _fill_in_data(cfg)
@@ -87,15 +87,15 @@ def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
     try:
         (trace,) = trace_cache.load_traces(cfg, [setup])
     except trace_cache.TracingError as error:
-        rule = f"cannot be traced on tensors without content: {error}"
-        fix = "change the network, or run python submit.py, which submits it without a plan"
-        raise ConfigError("model.network", None, rule, fix) from None
+        rule = f"cannot be planned, because it cannot be made here: {error}"
+        fix = "change the module, or run python submit.py, which submits it without a plan"
+        raise ConfigError("model", None, rule, fix) from None
     plan_arguments.reject_uneven_stages(trace, setup)
     return predict(trace, setup, machine)
 
 
 def _fill_in_data(cfg: DictConfig) -> list[str]:
-    """Fill in the sizes that the network takes from the data. They are read only if the config lacks one.
+    """Fill in the sizes that the model takes from the data. They are read only if the config lacks one.
 
     Returns:
         A note if the config does not say where the data are.
@@ -103,7 +103,8 @@ def _fill_in_data(cfg: DictConfig) -> list[str]:
     Raises:
         ConfigError: a size is unknown, and the data cannot be read.
     """
-    references = re.findall(r"\$\{(data\.[\w.]+)\}", str(list(flatten(cfg.model.network).values())))
+    network = cfg.model.get("network", cfg.model)
+    references = re.findall(r"\$\{(data\.[\w.]+)\}", str(list(flatten(network).values())))
     sizes = {key: OmegaConf.select(cfg, key, default=None) for key in references}
     unknown, unset = [key for key in sizes if sizes[key] is None], preflight.unset_keys(cfg)
     if unknown and unset:

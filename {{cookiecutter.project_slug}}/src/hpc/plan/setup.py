@@ -18,7 +18,7 @@ class ParallelLayout:
 
     nodes: int
     devices: int  # per node
-    micro_batch: int  # examples that a rank computes at once
+    micro_batch: int  # examples that a rank computes at once; 0: only the loaders of the data know
     accumulate: int = 1  # micro-batches per step
     tensor_parallel: int = 1
     pipeline: int = 1  # stages; train.py runs only one
@@ -49,7 +49,7 @@ class ParallelLayout:
     def computes_in(self) -> tuple[str, str | None]:
         """Return the precision of parameters in computation, and that of autocast (None: no autocast).
 
-        FSDP2 gathers shards in bf16 (training/parallel.py). DeepSpeed keeps a 16-bit copy, without autocast.
+        FSDP2 gathers shards in bf16 (training/parallelize.py). DeepSpeed keeps a 16-bit copy, without autocast.
         """
         kind, _, mode = self.precision.partition("-")
         if mode != "mixed":
@@ -66,7 +66,7 @@ def setup_from_config(cfg: DictConfig) -> ParallelLayout:
     return ParallelLayout(
         nodes=trainer.num_nodes,
         devices=trainer.devices,
-        micro_batch=derive_layout(cfg).micro_batch_size,
+        micro_batch=derive_layout(cfg).micro_batch_size or 0,
         accumulate=trainer.accumulate_grad_batches,
         tensor_parallel=strategy.tensor_parallel_size,
         sharding=SHARDING.get(strategy.name, "none"),

@@ -2,75 +2,111 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from hpc.config.batch_size import with_class_batch_size
 from hpc.config.build import strip_check_keys
-from hpc.config.project import HPC, PROJECT, SOURCES, project_name, researcher_packages
+from hpc.config.preflight import unset_keys
+from hpc.config.project import HPC, PROJECT, SOURCES, project_name
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 from hpc.system import home
 
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "traces"
-TRACER_FILES = ("fake_step.py", "meter.py", "tracer.py", "trace_types.py")
-# The same for all runs, because the states of an optimizer do not depend on them.
+# Of this package, what a trace depends on.
+TRACER_FILES = ("example_batches", "fake_step", "meter", "part_boundaries", "trace_types", "tracer")
+OWN_FILES = tuple(f"plan/{name}.py" for name in TRACER_FILES)
+OWN_FILES += ("training/blocks.py", "training/dry_run.py", "training/fake_tensors.py", "training/parallel.py")
+OWN_FILES += ("data/batch_size.py", "data/data_module.py")
+# The same for all runs, because a trace does not depend on them.
 OPTIMIZER_VALUES = {"lr": 0.001, "weight_decay": 0.1}
-TIMEOUT_SECONDS = 600  # a network that takes longer is not traced
+DATA_KEYS = ("batch_size", "global_batch_size", "num_workers", "seed", "stage", "node_local")
+TIMEOUT_SECONDS = 600  # a step that takes longer is not traced
 
 
 class TracingError(Exception):
-    """The network cannot be traced; the message says why."""
+    """The module cannot be made, or the tracer cannot be started; the message says why."""
 
 
 def load_traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> list[Trace]:
-    """Return a trace for each setup, of the network and the optimizer of the config.
+    """Return a trace for each setup, of a training step of the config's module.
+
+    A step that does not run on tensors without content is traced by its parameters alone (`Trace.by_parameters`).
 
     Raises:
-        TracingError: the network does not run on tensors without content, or the tracer cannot be started.
+        TracingError
     """
     requests = [_trace_request(cfg, setup) for setup in setups]
     digests = [_digest(request) for request in requests]
     traces = {digest: trace for digest in set(digests) if (trace := _read(digest))}
     missing = {digest: request for digest, request in zip(digests, requests, strict=True) if digest not in traces}
-    if missing:
-        traces |= dict(zip(missing, _run_tracer(list(missing.values())), strict=True))
-    for digest in missing:
-        _write(digest, traces[digest])
+    made = _run_tracer(list(missing.values())) if missing else []
+    for digest, trace in zip(missing, made, strict=True):
+        traces[digest] = trace
+        if trace.is_lasting:
+            _write(digest, trace)
     return [traces[digest] for digest in digests]
 
 
 def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
     """Return the arguments of a trace as plain data."""
     parameters, autocast = setup.computes_in
-    optimizer = strip_check_keys(cfg.model.optimizer)
+    model = strip_check_keys(cfg.model)
+    if isinstance(optimizer := model.get("optimizer"), dict):
+        model["optimizer"] = {key: OPTIMIZER_VALUES.get(key, value) for key, value in optimizer.items()}
+    data, data_error = _data_request(cfg)
     return {
-        "network": strip_check_keys(cfg.model.network),
-        "optimizer": {key: OPTIMIZER_VALUES.get(key, value) for key, value in optimizer.items()},
+        "model": model,
+        "data": data,
+        "data_error": data_error,
         "parameters": parameters,
         "autocast": autocast,
         "tensor_parallel": setup.tensor_parallel,
+        "blocks": OmegaConf.to_container(cfg.strategy).get("blocks"),
     }
 
 
+def _data_request(cfg: DictConfig) -> tuple[dict[str, Any] | None, str]:
+    """Return the node of the data with which the module is traced, or None and why there is none."""
+    if unset := [key for key in unset_keys(cfg) if key.startswith("data.")]:
+        return None, f"{', '.join(unset)} has no value"
+    node = with_class_batch_size(strip_check_keys(cfg.data), cfg)
+    return node, ""
+
+
 def _digest(request: dict[str, Any]) -> str:
-    """Return a digest of all that a trace depends on: the request, the network's sources, the libraries' versions."""
-    hashed = sha256(json.dumps(request, sort_keys=True).encode(errors="surrogateescape"))
+    """Return a digest of all that a trace depends on: the request, the researcher's sources, versions of libraries."""
+    data = {key: value for key, value in (request.get("data") or {}).items() if key not in DATA_KEYS}
+    hashed = sha256(json.dumps(request | {"data": data}, sort_keys=True).encode(errors="surrogateescape"))
     hashed.update(version("torch").encode())
-    # A network does not import hpc, nor the packages' data folders.
-    unused = (SOURCES / HPC, *(SOURCES / package / "data" for package in researcher_packages()))
-    sources = [path for path in SOURCES.rglob("*.py") if not any(path.is_relative_to(folder) for folder in unused)]
-    tracer_files = (Path(__file__).with_name(name) for name in TRACER_FILES)
-    for path in (PROJECT / "constraints.txt", *sorted(sources), *tracer_files):
+    sources = [path for path in SOURCES.rglob("*.py") if not path.is_relative_to(SOURCES / HPC)]
+    own_files = [Path(__file__).parents[1] / name for name in OWN_FILES]
+    for path in (PROJECT / "constraints.txt", *sorted(sources), *own_files, *_sources_beside(request)):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:32]
+
+
+def _sources_beside(request: dict[str, Any]) -> list[Path]:
+    """Return the sources of targets that lie neither in the project nor among the installed packages."""
+    names = sorted(set(re.findall(r'"_target_": "(\w+)', json.dumps(request))))
+    origins = [Path(spec.origin) for name in names if (spec := find_spec(name)) and spec.origin]
+    known = (*LIBRARIES, str(SOURCES))
+    beside = [path for path in origins if path.suffix == ".py" and not str(path).startswith(known)]
+    packages = [sorted(path.parent.rglob("*.py")) if path.stem == "__init__" else [path] for path in beside]
+    return [file for files in packages for file in files]
 
 
 def _read(digest: str) -> Trace | None:
@@ -88,9 +124,10 @@ def _write(digest: str, trace: Trace) -> None:
 
 
 def _run_tracer(requests: Sequence[dict[str, Any]]) -> list[Trace]:
-    sys.stderr.write(f"tracing the network, once, in {' and '.join(sorted(set(map(_precision, requests))))} ...\n")
+    sys.stderr.write(f"tracing a training step, once, in {' and '.join(sorted(set(map(_precision, requests))))} ...\n")
     command = [sys.executable, "-m", f"{__package__}.tracer"]
-    environ = os.environ | {"PYTHONPATH": str(SOURCES)}
+    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    environ = os.environ | {"PYTHONPATH": path}
     try:
         process = subprocess.run(
             command, input=json.dumps(requests), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS

@@ -1,4 +1,4 @@
-"""The trace of a network: sizes, work and memory of its parts. tracer.py makes it. Imports no torch."""
+"""The trace of a training step: sizes, work and memory of its parts. tracer.py makes it. Imports no torch."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Trace:
-    """A network in one precision, for one degree of tensor parallelism."""
+    """A training step in one precision, for one degree of tensor parallelism."""
 
     parts: tuple[Part, ...]
     unit: str  # "samples" or "tokens"
@@ -68,6 +68,10 @@ class Trace:
     tensor_parallel: int = 1
     optimizer_states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
     numbers_per_example: int = 0  # in the input
+    loader_batch_size: int | None = None  # of the loader of the data; None: it was not needed, or it is unknown
+    note: str = ""  # on the samples with which it was traced
+    by_parameters: str = ""  # why only parameters and optimizer states are known, if the step could not be traced
+    is_lasting: bool = True  # False: another try may give more, as the data could not be read
 
     @property
     def num_trained_per_rank(self) -> int:
@@ -78,6 +82,11 @@ class Trace:
     def num_parameters(self) -> int:
         """Parameters of the network, over all tensor-parallel ranks."""
         return sum(part.num_parameters_all_ranks for part in self.parts)
+
+    @property
+    def by_parameters_note(self) -> str:
+        """What a reader must know of a plan whose step could not be traced."""
+        return f"planned by parameters alone: {self.by_parameters}; activations are not counted, nor the time of a step"
 
     @property
     def blocks(self) -> tuple[Part, ...]:

@@ -1,69 +1,110 @@
-"""The tracer of a network: its cost as lines over the micro-batch, from two runs on tensors without content.
+"""The tracer of a training step: its cost as lines over the micro-batch, from two runs on tensors without content.
 
 trace_cache.py starts `python -m hpc.plan.tracer` as a process of its own, so that its caller need not import torch, and
-does not fail if the network does.
+does not fail if the module does.
 """
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import lightning as L
 from omegaconf import OmegaConf
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from hpc.config.build import build
-from hpc.plan.fake_step import FakeStep, NotTraceable, root_cause, run_fake_step
+from hpc.plan.example_batches import ExampleBatches, UnreadableData
+from hpc.plan.fake_step import FakeStep, ModuleSource, NotTraceable, Precision, measure_parameters, run_fake_step
 from hpc.plan.meter import PartRun, local_bytes, local_shard
+from hpc.plan.part_boundaries import PartsOutOfOrder
 from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
 FEW, MORE = 2, 3  # examples of the two runs that determine each line; a single one is too few for batch norm
 LIKELY_BATCHES = [2**power for power in range(20)]  # examples per micro-batch
 
 
-def trace_network(
-    make_network: Callable[[], Any],
-    make_optimizer: Callable[[Any], Optimizer],
-    parameters: str,
+def trace_step(
+    make_module: Callable[[], L.LightningModule],
+    parameters: str = "32",
     autocast: str | None = None,
     *,
+    make_data: Callable[[], L.LightningDataModule] | None = None,
     tensor_parallel: int = 1,
+    blocks: Any = None,
 ) -> Trace:
-    """Measure forward, cross-entropy and backward of a network part by part, and a step of its optimizer.
+    """Measure a training step of a module part by part: its loss, its batch, its networks, its optimizers.
 
     Args:
-        make_network: returns the network, with `example_input(batch_size)`, and `blocks` if it has any.
-        make_optimizer: returns the optimizer of parameters.
+        make_module: returns the module. If it has `example_batch(num_examples)`, no data are needed.
         parameters: their precision in computation: 64, 32, 16 or bf16.
         autocast: the precision of CUDA's autocast; None: no autocast.
+        make_data: returns the data module.
         tensor_parallel: ranks that share each layer, as the network's `tensor_parallel_plan` says.
+        blocks: paths of the module's lists of blocks; None: they are found.
 
     Raises:
         NotTraceable
+        UnreadableData
     """
+    batches = ExampleBatches(make_data)
     run = partial(
         run_fake_step,
-        make_network,
-        make_optimizer,
-        parameters=parameters,
-        autocast=autocast,
+        ModuleSource(make_module, blocks),
+        batches,
+        precision=Precision(parameters, autocast),
         num_ranks=tensor_parallel,
     )
     for num_examples in (FEW, MORE) if tensor_parallel > 1 else ():  # DTensor's first runs do extra work of its own
-        run(num_examples=num_examples)
-    few, more = (run(num_examples=num_examples) for num_examples in (FEW, MORE))
-    unit, tokens_per_example = ("tokens", few.numbers_per_example) if few.is_text else ("samples", 1)
+        with suppress(PartsOutOfOrder):
+            run(num_examples=num_examples)
+    try:
+        few, more = (run(num_examples=num_examples) for num_examples in (FEW, MORE))
+    except PartsOutOfOrder:
+        few, more = (run(num_examples=num_examples, in_parts=False) for num_examples in (FEW, MORE))
+    size = few.batch_size
+    is_text = size is not None and size.unit == "tokens"
     return Trace(
         parts=tuple(_part(name, few, more) for name in few.names),
-        unit=unit,
-        tokens_per_example=tokens_per_example,
+        unit="tokens" if is_text else "samples",
+        tokens_per_example=size.num_units // size.num_samples if size and is_text else 1,
         tensor_parallel=tensor_parallel,
         optimizer_states=few.optimizer_states,
         numbers_per_example=few.numbers_per_example,
+        loader_batch_size=batches.loader_batch_size,
+        note=batches.note,
+    )
+
+
+def trace_parameters(
+    make_module: Callable[[], L.LightningModule],
+    parameters: str,
+    *,
+    tensor_parallel: int,
+    blocks: Any = None,
+    reason: str,
+) -> Trace:
+    """Measure the parameters of a module alone, and the states of its optimizers.
+
+    Args:
+        reason: why its step is not measured.
+
+    Raises:
+        NotTraceable: the module cannot be made.
+    """
+    source = ModuleSource(make_module, blocks)
+    step = measure_parameters(source, precision=Precision(parameters), num_ranks=tensor_parallel)
+    return Trace(
+        parts=tuple(_part(name, step, step) for name in step.names),
+        unit="samples",
+        tokens_per_example=1,
+        tensor_parallel=tensor_parallel,
+        optimizer_states=step.optimizer_states,
+        by_parameters=reason,
     )
 
 
@@ -122,16 +163,28 @@ def main() -> None:
     print(json.dumps([_answer(**question) for question in json.load(sys.stdin)]))
 
 
-def _answer(network: dict[str, Any], optimizer: dict[str, Any], **options: Any) -> dict[str, Any]:
-    make_network, make_optimizer = (partial(build, OmegaConf.create(node)) for node in (network, optimizer))
+def _answer(
+    *, model: dict[str, Any], data: dict[str, Any] | None, data_error: str, parameters: str, autocast: str | None,
+    tensor_parallel: int, blocks: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a trace as plain data, or {"error": reason} if the module cannot be made."""
+    make_module = partial(build, OmegaConf.create(model))
+    options: dict[str, Any] = {"tensor_parallel": tensor_parallel, "blocks": blocks}
+
+    def make_data() -> L.LightningDataModule:
+        if data is None:
+            raise UnreadableData(data_error)
+        return build(OmegaConf.create(data))
+
     try:
-        optimizer_of = make_optimizer()
-    except Exception as error:
-        return {"error": f"its optimizer: {root_cause(error)}"}
+        return asdict(trace_step(make_module, parameters, autocast, make_data=make_data, **options))
+    except (NotTraceable, UnreadableData) as error:
+        reason, is_lasting = str(error), isinstance(error, NotTraceable)
     try:
-        return asdict(trace_network(make_network, optimizer_of, **options))
-    except NotTraceable as error:
-        return {"error": str(error)}
+        trace = trace_parameters(make_module, parameters, reason=reason, **options)
+    except NotTraceable:
+        return {"error": reason}
+    return asdict(trace) | {"is_lasting": is_lasting}
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
     if shards or changes.activation_checkpointing or changes.compile or changes.blocks:
         _print_blocks(module, blocks, is_sharded_already=is_sharded_already)
     if device_mesh is not None and device_mesh["tensor_parallel"].size() > 1:
-        network = _planned_part(module)
+        network = planned_part(module)
         parallelize_module(network, device_mesh["tensor_parallel"], network.tensor_parallel_plan())
     if changes.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # only tensors of four dimensions
@@ -89,14 +89,14 @@ def _print_blocks(module: L.LightningModule, blocks: Blocks | None, *, is_sharde
     print(f"strategy: {text}", flush=True)
 
 
-def _planned_part(module: L.LightningModule) -> Any:
+def planned_part(module: L.LightningModule) -> Any:
     """Return the module or its first part with a `tensor_parallel_plan`."""
     for part in module.modules():
         if hasattr(part, "tensor_parallel_plan"):
             return part
     rule = f"must be 1 for {type(module).__name__}: neither it nor a part of it has tensor_parallel_plan()"
     fix = "strategy.tensor_parallel_size=1, or that method in the network (see models/gpt.py)"
-    raise ConfigError("strategy.tensor_parallel_size", module.trainer.world_size, rule, fix)
+    raise ConfigError("strategy.tensor_parallel_size", None, rule, fix)
 
 
 def _compile(module: L.LightningModule, blocks: Blocks | None) -> None:

@@ -1,0 +1,358 @@
+"""Check the traces of modules as researchers bring them: any batch, loss, networks, optimizers and data."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torchmetrics import MeanSquaredError, MetricCollection
+
+from hpc.plan.example_batches import UnreadableData
+from hpc.plan.fake_step import NotTraceable
+from hpc.plan.trace_types import Trace, highest
+from hpc.plan.tracer import trace_parameters, trace_step
+
+WIDTH = 16
+
+
+class Data(L.LightningDataModule):
+    """Batches of four of any samples."""
+
+    def __init__(self, samples: Any, **loading: Any) -> None:
+        super().__init__()
+        self.samples, self.loading = samples, {"batch_size": 4} | loading
+
+    def setup(self, stage: str) -> None:
+        assert stage == "fit" and self.trainer.world_size == 1
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.samples, **self.loading)
+
+
+class Regression(L.LightningModule):
+    """Map x to y by least squares, with what modules ask of a Trainer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.errors = MetricCollection([MeanSquaredError()])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        prediction = self.net(batch["x"]).squeeze(1)
+        self.log_dict(self.errors(prediction, batch["y"]))
+        self.log("lr", self.optimizers().param_groups[0]["lr"] * self.trainer.max_steps)
+        self.logger.experiment.add_scalar("step", self.global_step + self.current_epoch)
+        assert self.device.type == "cpu" and batch_idx == 0
+        return {"loss": F.mse_loss(prediction, batch["y"]), "prediction": prediction}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters())
+        steps = self.trainer.estimated_stepping_batches
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)]
+
+
+SAMPLES = [{"x": torch.zeros(WIDTH), "y": torch.tensor(0.0)}] * 6
+
+
+def traced(make: Callable[[], L.LightningModule], samples: Any = SAMPLES, **options: Any) -> Trace:
+    loading = options.pop("loading", {})
+    return trace_step(make, make_data=lambda: Data(samples, **loading), **options)
+
+
+def flops(trace: Trace, direction: str = "forward") -> float:
+    """Return the FLOPs of an example."""
+    return sum(work.count * work.flops.per_example for part in trace.parts for work in getattr(part, direction))
+
+
+PRODUCTS = 2 * (WIDTH * 32 + 32)  # of a forward pass of Regression
+
+
+def test_a_batch_may_be_a_dict_and_the_loss_any_function():
+    trace = traced(Regression)
+    assert [part.name for part in trace.parts] == ["before", "loss"]
+    assert flops(trace) == PRODUCTS and flops(trace, "backward") == 2 * PRODUCTS - 2 * WIDTH * 32
+    assert trace.num_parameters == sum(p.numel() for p in Regression().parameters())
+    assert (trace.unit, trace.loader_batch_size, trace.note) == ("samples", 4, "")
+    assert trace.optimizer_states == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize("precision", [("bf16", None), ("32", "bf16"), ("64", None)])
+def test_inputs_and_parameters_have_the_runs_precision(precision: tuple[str, str | None]):
+    class Checks(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            kind = {"bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}[precision[0]]
+            assert batch["x"].dtype == next(self.parameters()).dtype == kind
+            assert self.net(batch["x"]).dtype == (torch.bfloat16 if "bf16" in precision else kind)
+            return super().training_step(batch, batch_idx)
+
+    traced(Checks, parameters=precision[0], autocast=precision[1])
+
+
+class GAN(L.LightningModule):
+    """Two networks that are optimized by hand: two backward passes in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Linear(8, WIDTH)
+        self.discriminator = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def training_step(self, batch: Any) -> None:
+        (real,) = batch
+        first, second = self.optimizers()
+        fake = self.generator(torch.randn(len(real), 8, device=self.device))
+        self.toggle_optimizer(first)
+        self.manual_backward(-self.discriminator(fake).mean())
+        self.clip_gradients(first, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
+        first.step()
+        first.zero_grad()
+        self.untoggle_optimizer(first)
+        loss = self.discriminator(fake.detach()).mean() - self.discriminator(real).mean()
+        self.manual_backward(loss)
+        second.step()
+        second.zero_grad()
+        for schedule in self.lr_schedulers():
+            schedule.step()
+        self.log("loss", loss, prog_bar=True)
+
+    def configure_optimizers(self) -> Any:
+        networks = self.generator, self.discriminator
+        optimizers = [torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9) for network in networks]
+        return optimizers, [torch.optim.lr_scheduler.ConstantLR(optimizer) for optimizer in optimizers]
+
+
+def test_all_backward_passes_of_manual_optimization_are_measured():
+    trace = traced(GAN, TensorDataset(torch.zeros(8, WIDTH)))
+    generator, discriminator = 2 * 8 * WIDTH, 2 * (WIDTH * 32 + 32)
+    assert [part.name for part in trace.parts] == ["before"]
+    assert flops(trace) == generator + 3 * discriminator
+    # Of the first pass, inputs of both layers and the generator's weights; the discriminator is toggled off.
+    assert flops(trace, "backward") == (discriminator + generator) + 2 * (discriminator + 2 * 32)
+    assert trace.optimizer_states == pytest.approx(1)
+    assert highest(trace.parts[0].forward_peak, 8) > 8 * (WIDTH + 2 * 32) * 4
+
+
+class Graphs:
+    """A batch as libraries for graphs make it: `to` changes the batch itself."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.x = torch.zeros(sum(sizes), WIDTH)
+        self.graph = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        self.num_graphs = len(sizes)
+
+    def to(self, device: Any) -> "Graphs":
+        self.x, self.graph = self.x.to(device), self.graph.to(device)
+        return self
+
+
+class GraphNetwork(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 32)
+
+    def training_step(self, batch: Graphs, batch_idx: int) -> Tensor:
+        return self.layer(batch.x).new_zeros(batch.num_graphs, 32).index_add(0, batch.graph, self.layer(batch.x)).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters())
+
+
+def test_a_batch_may_be_an_object_whose_samples_differ_in_size():
+    trace = traced(GraphNetwork, [3, 7, 5], loading={"collate_fn": Graphs})
+    assert "differ in size" in trace.note and trace.unit == "samples"
+    assert flops(trace) == 2 * 7 * 2 * WIDTH * 32  # of the largest, which each graph of a batch repeats
+    assert trace.parts[0].saved.fixed == 0
+
+
+class Output(dict):
+    """As Hugging Face's ModelOutput: a dict with attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor]:
+        return (hidden_states + self.inner(hidden_states),)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.h, self.head = nn.Embedding(10, WIDTH), nn.ModuleList([Layer(), Layer()]), nn.Linear(WIDTH, 10)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Output:
+        x = self.embed(input_ids)
+        for layer in self.h:
+            (x,) = layer(hidden_states=x)
+        logits = self.head(x)
+        return Output(loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits=logits)
+
+
+class LanguageModel(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: Any = None
+
+    def configure_model(self) -> None:
+        self.model = Transformer()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.model(**batch).loss
+
+    def configure_optimizers(self) -> Any:
+        return {"optimizer": torch.optim.AdamW(self.parameters())}
+
+
+TEXT = [{"input_ids": torch.zeros(12, dtype=torch.int64), "labels": torch.zeros(12, dtype=torch.int64)}] * 3
+
+
+def test_blocks_are_found_in_a_network_that_computes_its_own_loss():
+    trace = traced(LanguageModel, TEXT)
+    assert [part.name for part in trace.parts] == ["before", "block 0", "block 1", "after", "loss"]
+    assert (trace.unit, trace.tokens_per_example) == ("tokens", 12)
+    assert sum(work.flops.per_example for work in trace.blocks[0].forward) == 12 * 2 * WIDTH * WIDTH
+
+
+class Siamese(LanguageModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.model(**batch).loss + self.model(**batch).loss
+
+
+class Recomputes(LanguageModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return checkpoint(self.model, **batch, use_reentrant=False).loss
+
+
+@pytest.mark.parametrize("make", [Siamese, Recomputes])
+def test_blocks_that_run_more_than_once_are_measured_together(make: Any):
+    trace, once = traced(make, TEXT), traced(LanguageModel, TEXT)
+    assert [part.name for part in trace.parts] == ["before", "block 0", "block 1"]
+    assert [part.num_parameters for part in trace.blocks] == [part.num_parameters for part in once.blocks]
+    assert trace.num_parameters == once.num_parameters
+    total = sum(flops(trace, direction) for direction in ("forward", "backward"))
+    forward, backward = (flops(once, direction) for direction in ("forward", "backward"))
+    assert total == (2 * (forward + backward) if make is Siamese else pytest.approx(2 * forward + backward))
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class Pairs(Regression):
+    def training_step(self, batch: Pair, batch_idx: int) -> Any:
+        return super().training_step({"x": batch.x, "y": batch.y}, batch_idx)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        while True:
+            yield Pair(torch.zeros(WIDTH), torch.tensor(0.0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "loading", "batch_size"),
+    [
+        (Stream(), {}, 4),
+        (list(range(6)), {"batch_size": None, "collate_fn": lambda _: Pair(torch.zeros(7, WIDTH), torch.zeros(7))}, 7),
+        ([Pair(torch.zeros(WIDTH), torch.tensor(0.0))] * 9, {"batch_size": 1, "batch_sampler": [[0, 1], [2]]}, None),
+    ],
+)
+def test_samples_come_from_any_loader(samples: Any, loading: dict[str, Any], batch_size: int | None):
+    if "batch_sampler" in loading:
+        loading["batch_size"] = 1
+    trace = traced(Pairs, samples, loading=loading)
+    assert trace.loader_batch_size == batch_size and flops(trace) == PRODUCTS
+
+
+class Item(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.net(batch["x"]).mean()
+        self.last = loss.item()  # a value
+        return loss
+
+
+class Branch(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch["x"]).mean() if batch["x"].sum() > 0 else None  # a branch
+
+
+class Numpy(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch["x"]).mean() * np.asarray(batch["y"]).max()  # an array
+
+
+class Nothing(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Item, r"`self.last = loss.item\(\)  # a value`: it needs the value of a tensor.*_local_scalar_dense"),
+        (Branch, r"# a branch`: it needs the value of a tensor"),
+        (Numpy, r"# an array`: RuntimeError: .*numpy"),
+        (Nothing, r"training_step must return a loss, .* returned NoneType"),
+    ],
+)
+def test_what_cannot_be_traced_says_where_and_is_planned_by_parameters(make: Any, message: str):
+    with pytest.raises(NotTraceable, match=message) as caught:
+        traced(make)
+    assert f"{Path(__file__).name}:" in str(caught.value) or make is Nothing
+    trace = trace_parameters(make, "32", tensor_parallel=1, reason=str(caught.value))
+    assert trace.num_parameters == traced(Regression).num_parameters and trace.by_parameters
+    assert trace.optimizer_states == pytest.approx(2, abs=0.1)
+    assert not any(part.forward or part.saved.at(9) for part in trace.parts)
+
+
+class Unreadable(Dataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return np.load("/no/such/file.npy")  # where the data would be
+
+
+def test_data_that_cannot_be_read_say_why():
+    with pytest.raises(UnreadableData, match=r"# where the data would be`: FileNotFoundError: .*/no/such/file"):
+        traced(Regression, Unreadable())
+
+
+class NeedsValues(LanguageModel):
+    """Its constructor looks at values, as those with a stochastic depth do."""
+
+    def configure_model(self) -> None:
+        pass
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 2)]
+        self.model = Transformer()
+        self.model.head.weight = self.model.embed.weight
+
+
+def test_a_constructor_may_need_values():
+    trace = traced(NeedsValues, TEXT, parameters="bf16")
+    assert trace.num_parameters == traced(LanguageModel, TEXT).num_parameters - 10 * WIDTH
+
+
+def test_the_modules_own_example_needs_no_data():
+    class Own(Pairs):
+        def example_batch(self, num_examples: int) -> Pair:
+            return Pair(torch.zeros(num_examples, WIDTH), torch.zeros(num_examples))
+
+    assert flops(trace_step(Own)) == PRODUCTS
+    with pytest.raises(UnreadableData, match="neither"):
+        trace_step(Pairs)
