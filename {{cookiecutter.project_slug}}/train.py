@@ -20,7 +20,8 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
     # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
     # near the time limit, with the exit code that makes the job resume.
     with run_attempt(cfg, process) as attempt:
-        from hpc.resume.trainer import finish, make_trainer, predict, test  # imports lightning: only once the config is accepted
+        # They import lightning: only once the config is accepted.
+        from hpc.resume.trainer import finish, make_trainer, predict, test
 
         data, module = build(cfg.data), build(cfg.model)  # as hydra.utils.instantiate does
         # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.

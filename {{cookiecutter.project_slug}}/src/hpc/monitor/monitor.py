@@ -96,7 +96,7 @@ class Monitor(L.Callback):
 
     def _note(self, trainer: L.Trainer, name: str) -> None:
         begin = self._begins.pop(name, None)
-        if trainer.is_global_zero and self.attempt is not None and begin is not None:
+        if begin is not None and self.attempt is not None and trainer.is_global_zero:
             attempt_log.record_phase(self.run_dir, self.attempt, name=name, begin_time=begin, step=trainer.global_step)
 
     def _end_sampler(self) -> None:
