@@ -248,6 +248,34 @@ def test_a_requeued_job_keeps_its_run(desk):
     assert (run_dir / "verdict").read_text().startswith("attempt 2\nstep 4\noutcome finished\n")
 
 
+def test_a_requeued_prediction_computes_no_batch_twice(desk):
+    """Check that a job that is warned of its end writes what it has predicted, is requeued, and predicts the rest."""
+    trained = desk.project / "trained"
+    done = desk.python("train.py", "trainer=cpu", "trainer.max_steps=2", *QUIET, f"run_dir={trained}")
+    assert done.returncode == 0, done.stderr
+    words = [f"ckpt={trained}/checkpoints/last.ckpt", "task=predict", "trainer=ddp", "trainer.num_nodes=2"]
+    words += ["trainer.devices=1", "data.global_batch_size=2", "callbacks.witness.fault=hold"]
+    job, run_dir = desk.submit("cluster=test", *QUIET, *words)
+    files = [run_dir / f"predicted-{rank}" for rank in range(2)]
+    wait_for(
+        lambda: all(file.exists() and file.read_text().count("\n") == 2 for file in files), 60, "both ranks predict"
+    )
+    desk.slurm.cancel("--signal=USR2", job)  # as Slurm does before the time limit
+    (run_dir / "go").touch()
+    ended = desk.ended(job)
+    assert ended.state == "COMPLETED" and ended.record["Restarts"] == "1", ended.log
+    events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+    ends = [(event["outcome"], event["metrics"]["predict/samples"]) for event in events if event["event"] == "end"]
+    assert [outcome for outcome, _ in ends] == ["continue", "finished"] and ends[0][1] < ends[1][1] == 358
+    assert sum(int(line) for file in files for line in file.read_text().split()) == 358, "each sample once"
+    assert f"{ends[0][1]} samples are predicted already" in ended.log
+    assert (run_dir / "predictions.pt").exists() and not (run_dir / "predictions").exists()
+    said = desk.python("report.py", str(run_dir)).stdout
+    assert "predict/samples 358" in said and re.search(r"task +predict", said) and "\n  prediction  " in said
+    again = desk.python("submit.py", f"resume={run_dir}", "--parsable")
+    assert again.returncode == 2 and "The run is finished" in again.stderr, again.stdout + again.stderr
+
+
 @pytest.mark.soak
 def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
     """Check that all ranks and attempts derive the same run directory from the job's id."""

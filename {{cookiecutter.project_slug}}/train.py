@@ -20,7 +20,8 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
     # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
     # near the time limit, with the exit code that makes the job resume.
     with run_attempt(cfg, process) as attempt:
-        from hpc.resume.trainer import finish, make_trainer, test  # imports lightning: only once the config is accepted
+        # They import lightning: only once the config is accepted.
+        from hpc.resume.trainer import finish, make_trainer, predict, test
 
         data, module = build_data(cfg), build(cfg.model)  # as hydra.utils.instantiate does
         # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.
@@ -29,7 +30,7 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
         if cfg.task == "train":
             trainer.fit(module, data, ckpt_path=attempt.checkpoint.path if attempt.checkpoint else None)
         if cfg.task == "predict":
-            trainer.predict(module, data, return_predictions=False)  # into predictions-RANK.pt of the run directory
+            metrics = predict(trainer, module, data)  # into predictions.pt of the run directory
         else:
             metrics = test(trainer, module, data, is_required=cfg.task == "test")
         finish(attempt, trainer, metrics)

@@ -349,6 +349,17 @@ def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
     assert len(node.noted("requeued")) == 7
 
 
+def test_parts_of_a_prediction_are_progress(node: Node) -> None:
+    stalled = []
+    for count, part in enumerate(["part-001-00001-000000.pt", "part-001-00000-000001.pt", "part-003-00000-000000.pt"]):
+        made = f"mkdir -p {shlex.quote(str(node.run_dir / 'predictions'))}; touch "
+        made += f"{shlex.quote(str(node.run_dir / 'predictions' / part))}; exit 9"
+        environ = {"SLURM_RESTART_COUNT": str(count)} if count else {}
+        assert node.run(SRUN=made, SHOW=f"JobState=RUNNING Restarts={count} x", **environ) == 0
+        stalled.append(int((node.run_dir / "stalled").read_text()))
+    assert stalled == [0, 1, 0]  # names sort by attempt, and an attempt begins with part 0 of each rank
+
+
 @pytest.mark.parametrize("left", ["a[$(touch executed)]", "1 2", "", "08", "-5", "9" * 30])
 def test_a_damaged_count_of_starts_counts_from_none_and_is_not_executed(node: Node, left: str) -> None:
     (node.run_dir / "stalled").write_text(left)

@@ -556,7 +556,14 @@ def test_progress_counts_anew(cluster: Pbs) -> None:
         cluster.behaviour(f"(run_dir / 'checkpoints/{name}').mkdir(exist_ok=True); raise SystemExit(9)")
         assert cluster.run(HPC_AFTER="16") in (9, 143)
         assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
-    assert len(cluster.submitted()) == 1
+    name = "part-002-00000-000000.pt"  # of a prediction
+    (cluster.run_dir / "stalled").write_text("2\n")
+    cluster.behaviour(
+        f"(run_dir / 'predictions').mkdir(); (run_dir / 'predictions/{name}').touch(); raise SystemExit(9)"
+    )
+    assert cluster.run(HPC_AFTER="16") in (9, 143)
+    assert (cluster.run_dir / "stalled").read_text() == "0\n"
+    assert len(cluster.submitted()) == 2
 
 
 def test_a_rejection_is_not_submitted_again(cluster: Pbs) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -24,6 +25,18 @@ def test_nothing_is_added_to_what_a_link_leads_to(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         attempt_log.append_json_line(tmp_path / "attempts.jsonl", {"event": "start"})
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_file_that_cannot_be_written_to_the_end_is_not_there(tmp_path: Path) -> None:
+    def write(stream: IO[bytes]) -> None:
+        stream.write(b"half")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        files.write_durably(tmp_path / "part", write)
+    assert not [*tmp_path.iterdir()]
+    files.write_durably(tmp_path / "part", lambda stream: stream.write(b"all"))
+    assert (tmp_path / "part").read_bytes() == b"all" and len([*tmp_path.iterdir()]) == 1
 
 
 def test_json_that_is_too_deep_is_damaged_json() -> None:

@@ -111,12 +111,9 @@ def test_predictions_hold_every_sample_once_whatever_ranks_made_them(
         ckpt, run_dir = trained[0] / "checkpoints" / "last.ckpt", tmp_path / name
         done = call(f"ckpt={ckpt}", "task=predict", *words, f"run_dir={run_dir}", QUIET)
         assert done.returncode == 0 and f"predictions in {run_dir}" in done.stdout, done.stderr
-        files = sorted(run_dir.glob("predictions-*.pt"))
-        assert len(files) == 1 + bool(words)
-        batches = [batch for file in files for batch in torch.load(file, weights_only=True)]
-        predicted = {i: label for b in batches for i, label in zip(b["indices"], b["outputs"].tolist(), strict=True)}
-        assert sum(len(batch["indices"]) for batch in batches) == len(expected)
-        assert [predicted[i] for i in range(len(expected))] == expected
+        predicted = torch.load(run_dir / "predictions.pt", weights_only=True)
+        assert predicted["indices"].tolist() == list(range(len(expected)))
+        assert predicted["outputs"].tolist() == expected
 
 
 def test_what_a_prediction_lacks_is_named() -> None:

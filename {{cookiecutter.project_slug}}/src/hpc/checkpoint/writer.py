@@ -103,6 +103,16 @@ class CheckpointWriter:
         if not self._defers_writes:
             self._submit_deferred_write()
 
+    def start(self, function: Callable[[], object]) -> None:
+        """Start to call a function on every rank in the background; `wait` waits until all ranks have called it."""
+        self.wait()
+
+        def run() -> None:
+            self._thread_id = threading.get_ident()
+            self._on_all_ranks(function)
+
+        self._pending = self._executor.submit(run)
+
     def defer_writes(self) -> None:
         """Start no write until `start_deferred_write`: something that must come before it is not over yet."""
         self._defers_writes = True

@@ -95,17 +95,18 @@ check_earlier_verdict() { # of the previous job
     esac
 }
 
-find_newest_checkpoint() { # names sort by step; an incomplete checkpoint ends in .part
+measure_progress() { # names sort by step; an incomplete checkpoint ends in .part; a prediction writes parts instead
     find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1
+    find "$run_dir/predictions/" -maxdepth 1 -name 'part-*' 2>/dev/null | sort | tail -n 1
 }
 
 record_stalled_starts() { # starts in a row that brought no newer checkpoint
-    [[ $(find_newest_checkpoint) > $before ]] && stalled=0
+    [[ $(measure_progress) > $before ]] && stalled=0
     echo "$stalled" >"$run_dir/stalled"
 }
 
 count_this_start() { # the count starts at 0 when a person submits the job
-    stalled=0 before=$(find_newest_checkpoint)
+    stalled=0 before=$(measure_progress)
     [ -z "${HPC_AFTER:-}" ] || { read -r stalled <"$run_dir/stalled" && echo "job.sh: continues after job $HPC_AFTER"; }
     [[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file: bash arithmetic would execute its contents
     stalled=$((10#$stalled + 1))

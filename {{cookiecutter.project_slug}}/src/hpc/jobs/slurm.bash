@@ -92,7 +92,7 @@ prepare_start() { # Slurm may start the same job several times
     mkdir -p "$run_dir"
     earlier=$(read_verdict)
 
-    stalled=0 before=$(find_newest_checkpoint) # the count starts at 0 when a person submits the job
+    stalled=0 before=$(measure_progress) # the count starts at 0 when a person submits the job
     [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
     [[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file: bash arithmetic would execute its contents
     stalled=$((10#$stalled + 1))
@@ -113,12 +113,13 @@ read_outcome() { # of this start
     [ "$(read_verdict)" = "$earlier" ] || read_verdict | sed -n 's/^outcome //p'
 }
 
-find_newest_checkpoint() { # names sort by step; an incomplete checkpoint ends in .part
+measure_progress() { # names sort by step; an incomplete checkpoint ends in .part; a prediction writes parts instead
     find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
+    find "$run_dir/predictions/" -maxdepth 1 -name 'part-*' 2>/dev/null | sort | tail -n 1 || true
 }
 
 record_stalled_starts() { # starts in a row that brought no newer checkpoint
-    [[ $(find_newest_checkpoint) > $before ]] && stalled=0
+    [[ $(measure_progress) > $before ]] && stalled=0
     echo "$stalled" >"$run_dir/stalled" || true # even if the disk is full
 }
 

@@ -80,16 +80,23 @@ class Monitor(L.Callback):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._note(trainer, "test")
 
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begins["start"] = process.start_unix_time()
+        self._note(trainer, "start")
+        self._begins["predict"] = time.time()
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._note(trainer, "predict")
         self._end_sampler()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._note(trainer, "predict")
         if stage != "fit":  # a test follows a fit; nothing follows a test or a prediction
             self._end_sampler()
 
     def _note(self, trainer: L.Trainer, name: str) -> None:
         begin = self._begins.pop(name, None)
-        if trainer.is_global_zero and self.attempt is not None and begin is not None:
+        if begin is not None and self.attempt is not None and trainer.is_global_zero:
             attempt_log.record_phase(self.run_dir, self.attempt, name=name, begin_time=begin, step=trainer.global_step)
 
     def _end_sampler(self) -> None:

@@ -11,6 +11,7 @@ from hpc.monitor.event_files import RunCurves
 from hpc.monitor.node_usage import NodeSamples, Phase
 
 PHASES = {"start": "start-up", "validation": "validation", "checkpoint": "checkpoints", "test": "test"}
+PHASES |= {"predict": "prediction"}
 CLOCK_TOLERANCE_SECONDS = 60  # by which a node's clock may be wrong
 STEP_PARTS = ("compute", "data", "other")
 
@@ -32,7 +33,7 @@ class AttemptSpan:
 class RunStatistics:
     """The numbers that findings are made of. A share is between 0 and 1; None: unknown."""
 
-    phase_seconds: dict[str, float]  # by phase: start-up, training, validation, checkpoints, test
+    phase_seconds: dict[str, float]  # by phase: start-up, training, validation, checkpoints, test, prediction
     phase_counts: dict[str, int]
     step_seconds: dict[str, float]  # means: step, and its parts compute, data and other
     mfu: float | None
@@ -89,7 +90,8 @@ def _phase_seconds(spans: Sequence[AttemptSpan], phases: Sequence[Phase]) -> dic
     seconds = {name: sum(phase.seconds for phase in phases if phase.name == key) for key, name in PHASES.items()}
     seconds = {name: value for name, value in seconds.items() if value}
     if seconds:
-        seconds["training"] = max(sum(span.seconds for span in spans) - sum(seconds.values()), 0.0)
+        rest = "other" if "prediction" in seconds else "training"
+        seconds[rest] = max(sum(span.seconds for span in spans) - sum(seconds.values()), 0.0)
     return seconds
 
 

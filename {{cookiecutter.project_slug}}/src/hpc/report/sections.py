@@ -31,16 +31,19 @@ def run_sections(data: RunData) -> list[Section]:
     """Return all sections. A section without data says why."""
     curves = run_charts.curve_charts(data.curves)
     training = [
-        Section("What limits the run", [_findings(data)]),
         Section("Curves", [Figures(curves) if curves else "The events files contain no curves."]),
         Section("Throughput", _throughput(data)),
+    ]
+    measured = [
+        Section("What limits the run", [_findings(data)]),
+        *([] if _task(data) == "predict" else training),
         Section("Where the time goes", _time(data)),
         Section("Use of the nodes", _nodes(data)),
     ]
     network_check = [Section("Network check", [Preformatted(data.network_table)])]
     return [
         Section(f"{data.row.run}: {data.row.state}", _overview(data)),
-        *(network_check if data.network_table else training),
+        *(network_check if data.network_table else measured),
         Section("Scheduler accounting", _accounts(data)),
         Section("Attempts", _attempts(data)),
         Section("Environment", [_environment(data)]),
@@ -75,17 +78,22 @@ def _overview_facts(data: RunData) -> dict[str, str]:
     num_nodes = row.nodes or 1
     duration = "duration" if spans and spans[-1].is_end_recorded and data.has_times else "observed for"
     return {
-        **({"task": "network check"} if data.network_table else _training_facts(data)),
+        "task": "" if _task(data) == "train" else _task(data),
+        **({} if data.network_table else _training_facts(data)),
         "nodes × ranks": f"{num_nodes} × {num_ranks // max(num_nodes, 1)}" if num_ranks else "",
         "started": format_time(spans[0].begin) if spans else "",
         duration: format_seconds(sum(span.seconds for span in spans)) if spans else "",
         "attempts": str(row.attempts),
-        "last step": "" if row.step is None or data.network_table else str(row.step),
+        "last step": "" if row.step is None or _task(data) != "train" else str(row.step),
         "result": "" if row.metric == "-" else row.metric,
         "node-hours": f"{row.node_hours:.2f}" if spans and data.has_times else "",
         "job": "" if row.job == "-" else row.job,
         "directory": str(run.path),
     }
+
+
+def _task(data: RunData) -> str:
+    return "network check" if data.network_table else str(config_value(data.config, "task") or "train")
 
 
 def _training_facts(data: RunData) -> dict[str, str]:
@@ -94,6 +102,7 @@ def _training_facts(data: RunData) -> dict[str, str]:
     )
     targets = [network or model, samples]
     return {
+        "checkpoint": str(config_value(data.config, "ckpt") or ""),
         "model": " on ".join(str(target).rpartition(".")[2] for target in targets if target),
         "strategy": str(config_value(data.config, "strategy.name") or ""),
         "precision": str(config_value(data.config, "trainer.precision") or ""),

@@ -1,5 +1,6 @@
-"""Lightning's hooks of validation, test and prediction, in which a run can stop, but saves nothing."""
+"""Lightning's hooks of validation, test and prediction, in which a run can stop; only a prediction saves something."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -8,6 +9,7 @@ from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume.step_boundary import StepBoundary
 from hpc.run.signals import SignalState
 from hpc.run.watchdog import Watchdog
+from hpc.training.predictions import PredictionWriter
 
 
 class StopsEvaluations(L.Callback):
@@ -16,6 +18,7 @@ class StopsEvaluations(L.Callback):
     boundary: StepBoundary
     signals: SignalState
     watch: Watchdog
+    writers: Sequence[PredictionWriter]
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.boundary.evaluation_stop.begin()
@@ -40,12 +43,13 @@ class StopsEvaluations(L.Callback):
     def on_predict_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_batch(batch_idx, trainer.predict_dataloaders)
+        before_stop = [writer.write_before_stop for writer in self.writers]
+        self._start_batch(batch_idx, trainer.predict_dataloaders, *before_stop)
 
-    def _start_batch(self, batch_idx: int, loaders: Any) -> None:
+    def _start_batch(self, batch_idx: int, loaders: Any, *before_stop: Callable[[], dict[str, float]]) -> None:
         if batch_idx == 0:
             reject_differing_orders(loaders, self.boundary.agreement.group)
-        self.boundary.stop_evaluation_if_due()
+        self.boundary.stop_evaluation_if_due(*before_stop)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.report_progress(trainer.global_step, "validating")

@@ -1,5 +1,7 @@
 """Between two optimizer steps, all ranks agree on whether to save and whether to stop, and do it."""
 
+from collections.abc import Callable, Mapping
+
 import lightning as L
 
 from hpc.config.sections import FaultsConfig
@@ -81,8 +83,11 @@ class StepBoundary:
             why = REASONS[agreed.stop]
             self._end(step, outcome="finished" if why == PRUNED else "continue", why=why)
 
-    def stop_evaluation_if_due(self) -> None:
+    def stop_evaluation_if_due(self, *before_stop: Callable[[], dict[str, float]]) -> None:
         """Stop here, if all ranks do, where only this evaluation and one step are lost since the last checkpoint.
+
+        Args:
+            before_stop: write results so far, on all ranks, and return metrics of them.
 
         Raises:
             Stopped: on all ranks.
@@ -93,7 +98,8 @@ class StepBoundary:
         self.reasons.record_stop_opportunity()
         if reason := self.evaluation_stop.agree_on_stop():
             self.saver.wait_or_warn(self.trainer)
-            self._end(self.saver.saved_step, outcome="continue", why=REASONS[reason])
+            metrics = {name: value for write in before_stop for name, value in write().items()}
+            self._end(self.saver.saved_step, outcome="continue", why=REASONS[reason], metrics=metrics)
 
     def _step_reason(self) -> int:
         return self.reasons.reason_between_steps(
@@ -116,7 +122,7 @@ class StepBoundary:
             self._end(step, outcome="continue", why=f"{why}: back to the last checkpoint, past these samples")
         self._end(step, outcome="failed", why=why)
 
-    def _end(self, step: int, *, outcome: str, why: str) -> None:
+    def _end(self, step: int, *, outcome: str, why: str, metrics: Mapping[str, float] | None = None) -> None:
         if self.trainer.is_global_zero and self.trial and outcome != "continue":
             self.trial.end("pruned" if outcome == "finished" else "fail")
-        end_attempt(self.run, self.trainer, self.agreement, step=step, outcome=outcome, why=why)
+        end_attempt(self.run, self.trainer, self.agreement, step=step, outcome=outcome, why=why, metrics=metrics)

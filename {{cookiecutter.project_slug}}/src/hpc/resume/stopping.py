@@ -1,6 +1,7 @@
 """Reasons for which a run stops: a signal, the end of the job's time, or a search that prunes it."""
 
 import time
+from collections.abc import Mapping
 from typing import NoReturn, Protocol
 
 import lightning as L
@@ -76,7 +77,14 @@ class StopReasons:
 
 
 def end_attempt(
-    run: Attempt, trainer: L.Trainer, agreement: Agreement, *, step: int, outcome: str, why: str
+    run: Attempt,
+    trainer: L.Trainer,
+    agreement: Agreement,
+    *,
+    step: int,
+    outcome: str,
+    why: str,
+    metrics: Mapping[str, float] | None = None,
 ) -> NoReturn:
     """Record the end of the attempt, and raise `Stopped` on every rank.
 
@@ -84,9 +92,12 @@ def end_attempt(
         agreement: of all ranks, which wait for each other: a launcher may end all of them when the first one exits.
         step: the last optimizer step that is not lost.
         outcome: continue, failed, or finished: a run that its search ends early has a result all the same.
+        metrics: of what was done so far.
     """
     if trainer.is_global_zero:
-        attempt_log.record_end(run.run_dir, run.claim, attempt=run.number, step=step, outcome=outcome, why=why)
+        attempt_log.record_end(
+            run.run_dir, run.claim, attempt=run.number, step=step, outcome=outcome, why=why, metrics=metrics
+        )
     if outcome == "finished":
         record.log_result(trainer, run.cfg, metrics=run.validation_metrics)
     agreement.barrier()

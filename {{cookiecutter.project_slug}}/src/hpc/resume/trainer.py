@@ -46,21 +46,22 @@ def make_trainer(
     if run.process.is_reporting_rank:
         print(describe_batch_size(cfg), flush=True)
     secret_values.hide_secrets(cfg, module, data)
-    if cfg.ckpt and not run.checkpoint:
-        weights.load(module, cfg.ckpt)
+    ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
+    if ckpt and not run.checkpoint:
+        weights.load(module, ckpt)
     run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
+    writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
-        Resume(run, trial=trial if run.claim else None),
+        Resume(run, trial=trial if run.claim else None, writers=writers),
         HyperparameterUpdater(cfg.model),
+        *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
     strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
-    if cfg.task == "predict":
-        own_callbacks.append(predictions.PredictionFile(run.run_dir))
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
@@ -114,11 +115,21 @@ def test(
     return dict(metrics[0]) if metrics else {}
 
 
+def predict(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule) -> dict[str, float]:
+    """Predict what no earlier attempt has predicted, write all of it to a file, and return the number of samples."""
+    trainer.predict(module, data, return_predictions=False)
+    writers = [callback for callback in trainer.callbacks if isinstance(callback, predictions.PredictionWriter)]  # type: ignore[attr-defined]
+    num_samples = writers[0].num_samples
+    if num_samples is None and trainer.is_global_zero:
+        print("note: nothing is predicted: there are no batches", flush=True)
+    return {"predict/samples": num_samples} if num_samples else {}
+
+
 def finish(run: Attempt, trainer: L.Trainer, metrics: dict[str, Any]) -> None:
     """Record the result, and leave the verdict that the run is finished.
 
     Args:
-        metrics: of the test.
+        metrics: of the test or prediction.
     """
     record.log_result(trainer, run.cfg, metrics=run.validation_metrics | metrics)
     trainer.strategy.barrier()

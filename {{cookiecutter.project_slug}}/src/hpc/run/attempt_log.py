@@ -86,7 +86,7 @@ def record_phase(run_dir: Path, attempt: int, *, name: str, begin_time: float, s
     A run without a monitor has none; on a full disk it is lost.
 
     Args:
-        name: start, epoch, validation, checkpoint or test.
+        name: start, epoch, validation, checkpoint, test or predict.
         begin_time: unix time.
     """
     times = {"begin": round(begin_time, 3), "end": round(time.time(), 3)}

@@ -21,7 +21,7 @@ from hpc.system import home
 RUN_DIR_VARIABLE = "HPC_RUN_DIR"
 MIN_FREE_BYTES = 16 * 2**20  # that must be free when a run starts
 # Files that a training replaces, those that a job replaces, and those that a start which failed leaves behind.
-TRAINING_FILES = ("made_by.json", "code.diff", "attempts.jsonl", "verdict")
+TRAINING_FILES = ("made_by.json", "code.diff", "attempts.jsonl", "verdict", "predictions", "predictions.pt")
 JOB_FILES = (*TRAINING_FILES, "code", "job.sh", "node.sh", "submitted.json", "checkpoints", "stalled", "successors")
 FAILED_START_FILES = ("claims", "overrides.json")
 SEARCH_FILE = "search.json"  # in the folder of an array whose runs belong to a search

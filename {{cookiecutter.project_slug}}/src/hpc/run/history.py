@@ -113,7 +113,7 @@ def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     ends = [attempt.end for attempt in run.attempts if attempt.end]
     end = ends[-1] if ends else {}
     metrics = end.get("metrics", {})
-    tested = {k: v for k, v in metrics.items() if k.startswith("test/") and isinstance(v, int | float)}
+    tested = {k: v for k, v in metrics.items() if k.startswith(("test/", "predict/")) and isinstance(v, int | float)}
     step = end.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
@@ -171,7 +171,10 @@ def _first_cause_of_newest(run: RunRecord) -> str:
 def _main_metric(metrics: Mapping[str, float]) -> str:
     """Return the most telling metric as text: not the loss where there is another."""
     names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
-    return f"{names[-1]} {metrics[names[-1]]:.4g}" if names else "-"
+    if not names:
+        return "-"
+    value = metrics[names[-1]]
+    return f"{names[-1]} {value:.0f}" if value >= 1e4 and float(value).is_integer() else f"{names[-1]} {value:.4g}"
 
 
 def _is_run(folder: Path) -> bool:

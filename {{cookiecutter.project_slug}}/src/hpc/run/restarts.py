@@ -24,12 +24,14 @@ def reject_finished(run_dir: Path, cfg: DictConfig) -> None:
     if not re.search(r"(?m)^outcome finished$", verdict):
         return  # it may have failed before there was a config
     old, new = frozen_config.read(run_dir).trainer, cfg.trainer
-    if any(_limit(new.get(key)) > _limit(old.get(key)) for key in ("max_epochs", "max_steps")):
+    if cfg.task == "train" and any(_limit(new.get(key)) > _limit(old.get(key)) for key in ("max_epochs", "max_steps")):
         return
     longer = f"trainer.max_epochs=<more than {old.get('max_epochs')}>"
     if _limit(old.get("max_steps")) < float("inf"):
         longer = f"trainer.max_steps=<more than {old.max_steps}>"
     fix = f"resume={run_dir} {longer}, or a new run from its weights: ckpt={run_dir}/checkpoints/last.ckpt"
+    if cfg.task != "train":
+        fix = f"run_dir=<a new directory> to {cfg.task} again; python report.py {run_dir} shows what is done"
     is_requeued = _whole_number(os.environ.get("SLURM_RESTART_COUNT")) or _is_of_this_batch_job(run_dir, os.environ)
     raise (RunFinished if is_requeued else ConfigError)("resume", run_dir, "The run is finished", fix)
 

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,6 +74,28 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file whole or not at all, and sync it to the disk: it survives a power cut. Raises `OSError`.
+
+    Args:
+        write: called with the stream to write to.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def append_whole(file: int, data: bytes) -> None:

@@ -37,7 +37,7 @@ class Attempt:
         job_end: unix time at which the scheduler ends the job; None: it does not.
         has_started_training: whether the first batch has been fetched.
         validation_metrics: metrics of the last validation.
-        metrics: metrics of the test, on rank 0.
+        metrics: metrics of the test or prediction, on rank 0.
         undo_config_change: restores the run's config as it was before this attempt, if the attempt is rejected.
     """
 
@@ -79,7 +79,7 @@ def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     if process.is_reporting_rank:
         print(f"run directory {cfg.run_dir}")
     for name, value in run.metrics.items():
-        print(f"{name} {value:.4f}")
+        print(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.4f}")  # a count of samples
 
 
 @contextmanager
@@ -140,7 +140,8 @@ def _exit_stopped(cfg: DictConfig, process: RankProcess, stopped: Stopped) -> No
     place, is_continued = process.place, stopped.outcome == "continue"
     is_interrupted = stopped.why == INTERRUPTED
     if process.is_reporting_rank:
-        print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
+        place_in_run = f" at step {stopped.step}" if cfg.task == "train" else ""
+        print(f"stopped{place_in_run}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
         if is_continued and (is_interrupted or not placement.is_in_job(environ)):
             print(f"to continue: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
     if placement.is_lightning_child(place):  # Lightning would kill the process that started this one
