@@ -103,7 +103,8 @@ class Looks(nn.Module):
 
 
 def test_an_error_names_the_operation_that_cannot_be_traced():
-    with pytest.raises(NotTraceable, match=r"test_trace.py:\d+, `return .* if x.sum\(\) > 0 else x`: it needs the value"):
+    where = r"test_trace\.py:\d+, `return .* if x\.sum\(\) > 0 else x`: it needs the value"
+    with pytest.raises(NotTraceable, match=where):
         traced(Looks)
 
 
