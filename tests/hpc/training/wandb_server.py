@@ -17,8 +17,9 @@ def upload(files: list[Path]) -> list[dict[str, Any]]:
     server = Server()
     key = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": server.url, "WANDB_ERROR_REPORTING": "false"}
     command = [sys.executable, "-m", "wandb", "sync", *(str(file.parent) for file in files)]
-    try:
-        done = subprocess.run(command, env=ENVIRON | key, capture_output=True, text=True, timeout=120)
+    options: Any = {"capture_output": True, "text": True, "timeout": 120}
+    try:  # it writes its own log below the present folder
+        done = subprocess.run(command, env=ENVIRON | key, cwd=files[0].parent, **options)
     finally:
         server.close()
     assert done.returncode == 0 and done.stderr.count("Finished syncing") == len(files), done.stderr[-3000:]
