@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).resolve().parent
 PORTS = HERE / "ports"
 # Where a port's data.yaml wants its data.
@@ -32,6 +34,19 @@ QUIET = ["callbacks.progress=null", "+trainer.enable_progress_bar=false", "callb
 QUIET += ["trainer.log_every_n_steps=1", "trainer.max_epochs=2"]
 LAYOUTS = {"one process": (1, []), "ddp on two": (2, ["strategy=ddp"]), "fsdp on two": (2, ["strategy=fsdp"])}
 RESUMED = "same bits after a stop"
+
+
+# Callbacks of Lightning, with arguments by which a short run is affected.
+CALLBACKS = {
+    "ema": {"_target_": "EMAWeightAveraging", "decay": 0.9},
+    "early_stopping": {"_target_": "EarlyStopping", "monitor": "val/loss", "patience": 3},
+    "summary": {"_target_": "ModelSummary", "max_depth": 2},
+    "learning_rates": {"_target_": "LearningRateMonitor"},
+    "swa": {"_target_": "StochasticWeightAveraging", "swa_lrs": 0.01, "swa_epoch_start": 1},
+    "unfreezing": {"_target_": "BackboneFinetuning", "unfreeze_backbone_at_epoch": 1},
+    "accumulation": {"_target_": "GradientAccumulationScheduler", "scheduling": {0: 1, 1: 2}},
+    "device_stats": {"_target_": "DeviceStatsMonitor", "cpu_stats": True},
+}
 
 
 @dataclass
@@ -55,11 +70,20 @@ class Ports:
                 shutil.copy(file, self.project / "src" / file.name)
             for group in ("model", "data"):
                 shutil.copy(PORTS / name / f"{group}.yaml", self.project / "configs" / group / f"{name}.yaml")
+        for name, node in CALLBACKS.items():
+            node = node | {"_target_": f"lightning.pytorch.callbacks.{node['_target_']}"}
+            text = yaml.safe_dump({"defaults": ["default"], name: node})
+            (self.project / "configs" / "callbacks" / f"{name}.yaml").write_text(text)
         self.environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
         self.ranks: Any = None
 
     def words(self, name: str) -> list[str]:
-        """Return the words of a port, whose data are made when they are needed first."""
+        """Return the words of a port, whose data are made when they are needed first.
+
+        Another name is that of a callback, which is added to the default experiment.
+        """
+        if name not in DATA:
+            return [f"callbacks={name}", "+trainer.limit_train_batches=6", "+trainer.limit_test_batches=1", *QUIET]
         folder = self.data / name
         if DATA[name] and not folder.exists():
             command = [sys.executable, str(PORTS / name / "make_data.py"), str(folder)]

@@ -16,7 +16,7 @@ def scalars(run_dir: Path, purge: bool) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(run_dir / "tensorboard"), {"scalars": 0}, purge_orphaned_data=purge)
     events.Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(("perf/", "node/"))]
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(("perf/", "node/", "DeviceStatsMonitor"))]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from port_runs import DATA, LAYOUTS, PORTS, Ports
+from port_runs import CALLBACKS, DATA, LAYOUTS, PORTS, Ports
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,13 @@ def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
     assert ports.train(name, layout) == ""
     assert ports.resume(name, layout, stop_at=8) == ""
     assert ports.command(name, "report.py", str(ports.run_dir(name, layout))) == ""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_of_lightning_end_with_the_same_bits_after_a_stop(name: str, ports: Ports) -> None:
+    assert ports.train(name, "ddp on two") == ""
+    assert ports.resume(name, "ddp on two", stop_at=8) == ""
 
 
 @pytest.mark.parametrize("name", DATA)

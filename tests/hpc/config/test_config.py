@@ -144,7 +144,7 @@ REFUSALS = [
     (
         ["strategy=deepspeed_zero2", "callbacks=finetune"],
         "callbacks.finetune",
-        "never trains parameters that are frozen",
+        "it releases whole parameters later",
     ),
     (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
     (["data=images"], "data.dir", "must have a value, as it has no default"),

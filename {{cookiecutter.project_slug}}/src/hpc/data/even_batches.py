@@ -32,6 +32,7 @@ class EvenBatches:
     def __init__(self, loader: Any, *, group: Any, repeats_last: bool) -> None:
         self.loader, self.group, self.repeats_last = loader, group, repeats_last
         self.num_own: int | None = None
+        self._has_noted_rest = False
         length = sized_len(loader)
         self._length = None if length is None else self._over_ranks(length)
 
@@ -51,6 +52,7 @@ class EvenBatches:
         while True:
             own = next(batches, END) if self.num_own is None else END
             if not self._over_ranks(int(own is not END)):
+                self._note_rest(number, is_left=own is not END)
                 return
             if own is END and self.num_own is None:
                 self.num_own = number
@@ -64,6 +66,13 @@ class EvenBatches:
         tensor = torch.tensor([number])
         dist.all_reduce(tensor, dist.ReduceOp.MAX if self.repeats_last else dist.ReduceOp.MIN, group=self.group)
         return int(tensor)
+
+    def _note_rest(self, number: int, *, is_left: bool) -> None:
+        """Print once that an epoch of training has ended before this rank's last batch."""
+        if is_left and not self._has_noted_rest:
+            self._has_noted_rest = True
+            note = f"rank {dist.get_rank()} has batches left after {number}, when another rank has none"
+            print(f"note: {note}: all ranks end the epoch there", flush=True)
 
     def _first_batch(self, own: Any) -> Any:
         """Return the first batch, which a rank without any takes from another one to compute along. Called by all."""

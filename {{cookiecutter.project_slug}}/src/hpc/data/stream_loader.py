@@ -51,7 +51,7 @@ class StreamLoader:
         self.num_yielded = 0
         self._states: dict[int, Any] = {}
         self._to_load: dict[str, Any] = {}
-        self.note = self._describe(splits_ranks)
+        self.note = self._describe(loader, splits_ranks=splits_ranks)
 
     @property
     def sampler(self) -> "StreamLoader":
@@ -97,7 +97,7 @@ class StreamLoader:
             raise ConfigError("trainer.devices", f"{self.num_ranks} and {self.num_workers} for {name}", rule, fix)
         self._to_load = place
 
-    def _describe(self, splits_ranks: bool) -> str:
+    def _describe(self, loader: Any, *, splits_ranks: bool) -> str:
         name, parts = type(self.dataset).__name__, self.num_ranks * max(1, self.num_workers)
         how = ""
         if self.num_ranks > 1:
@@ -106,7 +106,8 @@ class StreamLoader:
         resumed = "it is resumed by its own state_dict()"
         if not has_state(self.shared.stream):
             resumed = "it has no state_dict(), so a resumed run reads it again up to its place"
-        return f"{self.split}: the stream {name}: {how}{resumed}"
+        short_lived = "; persistent_workers=False is set" if getattr(loader, "persistent_workers", False) else ""
+        return f"{self.split}: the stream {name}: {how}{resumed}{short_lived}"
 
 
 def stream_of(loader: Any) -> StreamLoader | None:
