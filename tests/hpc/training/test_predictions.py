@@ -214,6 +214,15 @@ def test_a_prediction_goes_on_with_the_data_and_the_weights_that_it_began_with(
     assert re.search(r"/checkpoints/step-\d+$", begun), "not the link"
 
 
+@pytest.mark.soak
+@pytest.mark.slow
+def test_ranks_that_followed_a_link_to_different_weights_are_rejected(predict: Callable, tmp_path: Path) -> None:
+    moved = "from hpc.training import predictions; resolved = predictions.checkpoint_to_load\n"
+    moved += "predictions.checkpoint_to_load = lambda *words: resolved(*words) + rank * '/.'\n"
+    said = predict(tmp_path / "run", 2, "ddp", RECORDED + moved, code=2)
+    assert "ckpt must be the same on all ranks, but it was a link that changed" in said
+
+
 def write_parts(folder: Path, *batches: tuple[list[int] | None, Any], rank: int = 0) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
     writer = PartWriter(folder, attempt=1, rank=rank, num_ranks=2)

@@ -1,6 +1,6 @@
 """Lightning's hooks of validation, test and prediction, in which a run can stop; only a prediction saves something."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -18,7 +18,6 @@ class StopsEvaluations(L.Callback):
     boundary: StepBoundary
     signals: SignalState
     watch: Watchdog
-    writers: Sequence[PredictionWriter]
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.boundary.evaluation_stop.begin()
@@ -43,7 +42,8 @@ class StopsEvaluations(L.Callback):
     def on_predict_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        before_stop = [writer.write_before_stop for writer in self.writers]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        before_stop = [callback.write_before_stop for callback in callbacks if isinstance(callback, PredictionWriter)]
         self._start_batch(batch_idx, trainer.predict_dataloaders, *before_stop)
 
     def _start_batch(self, batch_idx: int, loaders: Any, *before_stop: Callable[[], dict[str, float]]) -> None:

@@ -1,6 +1,5 @@
 """The callback that stops, saves and resumes a run: between two optimizer steps, and on all ranks alike."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -27,7 +26,6 @@ from hpc.training import record, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallel import require_clip_gradients
-from hpc.training.predictions import PredictionWriter
 from hpc.training.strategies import DDP
 from hpc.training.synced_buffers import SyncsBuffers
 
@@ -41,13 +39,10 @@ class Resume(StopsEvaluations):
 
     Args:
         trial: on rank 0, what a run of a search reports to.
-        writers: of predictions, which write what they have before the run stops.
     """
 
-    def __init__(
-        self, run: Attempt, *, trial: ReportsTrial | None = None, writers: Sequence[PredictionWriter] = ()
-    ) -> None:
-        self.run, self.trial, self.writers = run, trial, writers
+    def __init__(self, run: Attempt, *, trial: ReportsTrial | None = None) -> None:
+        self.run, self.trial = run, trial
         self.watch, self.signals = run.watch, run.process.signals
         self.settings = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
         self.faults = to_dataclass(FaultsConfig, run.cfg.faults, name="faults")

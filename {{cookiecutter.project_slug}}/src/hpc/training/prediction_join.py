@@ -16,7 +16,6 @@ from hpc.system import files
 from hpc.training.prediction_parts import FOLDER, read_part
 
 JOINED_FOLDER = f"{FOLDER}.joined"  # the parts, while they are removed
-VALUES = "values"  # the form of a list with one value per sample; a tensor's form is (dtype, shape of one sample)
 
 
 @dataclass
@@ -27,9 +26,9 @@ class Batch:
         position: in the part.
         order: (rank, number), for a loader whose samples have no indices.
         indices: of its samples in the dataset; None: unknown.
-        num: of its samples; None: unknown.
+        num: of its samples; 0: unknown.
         spec: the dicts and tuples around what it has per sample; None: it has anything else, too.
-        forms: of what it has per sample.
+        forms: of what it has per sample: dtype and shape of one sample for a tensor; None: a list.
         rows: of its samples in the result; -1: another batch has that sample, too.
     """
 
@@ -37,9 +36,9 @@ class Batch:
     position: int
     order: tuple[int, int]
     indices: np.ndarray | None
-    num: int | None
+    num: int
     spec: TreeSpec | None
-    forms: list[Any]
+    forms: list[tuple[torch.dtype, torch.Size] | None]
     rows: np.ndarray
 
 
@@ -95,8 +94,9 @@ def _describe(batch: dict[str, Any], *, part: str, position: int, rank: int) -> 
     leaves, spec = _flatten(batch["outputs"])
     indices = None if batch["indices"] is None else batch["indices"].numpy().copy()
     lengths = {_length(leaf) for leaf in leaves}
-    num = len(indices) if indices is not None else next(iter(lengths)) if len(lengths) == 1 else None
-    is_per_sample = bool(leaves) and num is not None and lengths == {num}
+    common_length = next(iter(lengths)) if len(lengths) == 1 else None
+    num = common_length or 0 if indices is None else len(indices)
+    is_per_sample = num > 0 and lengths == {num}
     forms = [_form(leaf) for leaf in leaves] if is_per_sample else []
     order = (rank, batch["number"])
     return Batch(part, position, order, indices, num, spec if is_per_sample else None, forms, np.empty(0, np.int64))
@@ -114,8 +114,8 @@ def _length(leaf: Any) -> int | None:
     return len(leaf) if isinstance(leaf, list) else None
 
 
-def _form(leaf: Any) -> Any:
-    return (leaf.dtype, leaf.shape[1:]) if isinstance(leaf, Tensor) else VALUES
+def _form(leaf: Any) -> tuple[torch.dtype, torch.Size] | None:
+    return (leaf.dtype, leaf.shape[1:]) if isinstance(leaf, Tensor) else None
 
 
 def _join_loader(folder: Path, batches: list[Batch], report_progress: Callable[[], None]) -> tuple[dict[str, Any], int]:
@@ -130,8 +130,8 @@ def _join_loader(folder: Path, batches: list[Batch], report_progress: Callable[[
     if not has_indices:
         ends = np.cumsum([batch.num for batch in batches])
         for batch, end in zip(batches, ends, strict=True):
-            batch.rows = np.arange(end - (batch.num or 0), end)
-    num = len(indices) if indices is not None else sum(batch.num or 0 for batch in batches)
+            batch.rows = np.arange(end - batch.num, end)
+    num = len(indices) if indices is not None else sum(batch.num for batch in batches)
     outputs = _join_samples(folder, batches, num, report_progress)
     return {"indices": None if indices is None else torch.from_numpy(indices), "outputs": outputs}, num
 
@@ -146,7 +146,7 @@ def _place_samples(batches: list[Batch]) -> np.ndarray:
     rows = np.full(len(all_indices), -1)
     rows[first] = np.arange(len(indices))
     for batch, end in zip(batches, np.cumsum([batch.num for batch in batches]), strict=True):
-        batch.rows = rows[end - (batch.num or 0) : end]
+        batch.rows = rows[end - batch.num : end]
     return indices
 
 
@@ -156,9 +156,10 @@ def _join_samples(folder: Path, batches: list[Batch], num: int, report_progress:
         return []
     columns: list[Any] = []
     for forms in zip(*(batch.forms for batch in batches), strict=True):
-        is_tensor = forms[0] != VALUES and all(form == forms[0] for form in forms)
+        form = forms[0]
+        is_tensor = all(other == form for other in forms)
         # Tensors whose shape differs between batches, such as texts, stay a list with one for each sample.
-        columns.append(torch.empty((num, *forms[0][1]), dtype=forms[0][0]) if is_tensor else [None] * num)
+        columns.append(torch.empty((num, *form[1]), dtype=form[0]) if form and is_tensor else [None] * num)
     by_place = {(batch.part, batch.position): batch for batch in batches}
     for name, position, _, content in _read_batches(folder, sorted({batch.part for batch in batches})):
         if (batch := by_place.get((name, position))) is None:
@@ -180,7 +181,9 @@ def _join_batches(
 ) -> tuple[dict[str, Any], int]:
     """Return lists of the indices and of the outputs of each batch, in the order of their first samples."""
     if indices is not None:
-        batches = sorted((batch for batch in batches if (batch.rows >= 0).any()), key=lambda batch: batch.rows.max())
+        batches = sorted(
+            (batch for batch in batches if (batch.rows >= 0).any()), key=lambda batch: batch.rows[batch.rows >= 0].min()
+        )
     numbers = {(batch.part, batch.position): number for number, batch in enumerate(batches)}
     outputs: list[Any] = [None] * len(batches)
     for name, position, _, content in _read_batches(folder, sorted({batch.part for batch in batches})):

@@ -41,7 +41,7 @@ class PredictionWriter(L.Callback):
         self._first_numbers: dict[int, int] = {}  # of batches that a stream still has, by loader
         self._is_writing_rank = True
 
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_predict_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         self.run.watch.report_progress(0, "looking for predictions that are written")
         rejection, self._is_joined, self._progress = trainer.strategy.broadcast(
             self._read_or_begin(trainer) if trainer.is_global_zero else None
@@ -51,7 +51,7 @@ class PredictionWriter(L.Callback):
         place = data_rank_and_size(trainer.strategy)
         ranks, ckpts = zip(*all_gather((place["rank"], self.ckpt)), strict=True)
         if len(set(ckpts)) > 1:
-            rule = f"must be the same on all ranks, but it was a link that changed: {ckpts[0]}, and {self.ckpt}"
+            rule = f"must be the same on all ranks, but it was a link that changed: {' and '.join(sorted({*ckpts}))}"
             raise ConfigError("ckpt", None, rule, f"ckpt={ckpts[0]}")
         self._is_writing_rank = ranks.index(place["rank"]) == trainer.global_rank  # one of a tensor-parallel group
         self.parts = PartWriter(self.folder, attempt=self.run.number, **place)
