@@ -75,14 +75,14 @@ def compare_memory(case: Case, gpu: bool) -> tuple[float, float | None]:
     from hpc.config import build, compose
     from hpc.plan.memory import predict_memory
     from hpc.plan.setup import setup_from_config
-    from hpc.plan.tracer import trace_network
+    from hpc.plan.tracer import trace_step
 
     network, precision, is_checkpointed, batch = case
     words = [f"trainer.precision={precision}", f"data.global_batch_size={batch}"]
     words.append(f"strategy.activation_checkpointing={is_checkpointed}")
     cfg = compose.compose_overrides([*NETWORKS[network], *words], personal=False)
-    setup, make_network = setup_from_config(cfg), partial(build.build, cfg.model.network)
-    trace = trace_network(make_network, build.build(cfg.model.optimizer), *setup.computes_in)
+    setup = setup_from_config(cfg)
+    trace = trace_step(partial(build.build, cfg.model), *setup.computes_in)
     planned = predict_memory(trace, setup).total
     if not gpu:
         return planned, tracked(cfg, setup)

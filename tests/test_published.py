@@ -20,11 +20,12 @@ COMPARE = """
 import json, torch
 from functools import partial
 from decoder import Decoder
-from hpc.plan.tracer import trace_network
+from hpc.plan.tracer import trace_step
 from my_research.models.gpt import GPT
+from my_research.module import Classifier
 DIRECTIONS = "forward", "backward", "recomputed"
 sizes = {"num_layers": 2, "num_heads": 8, "width": 512, "vocab_size": 4096, "block_size": 256}
-traced = trace_network(lambda: GPT(**sizes), partial(torch.optim.AdamW, lr=1e-3), "bf16")
+traced = trace_step(lambda: Classifier(GPT(**sizes), partial(torch.optim.AdamW, lr=1e-3)), "bf16")
 worked_out = Decoder(layers=2, width=512, heads=8, vocab=4096, time=256, rotary=True, fused_loss=True).trace()
 
 def flops(works): return sum(work.count * work.flops.at(4) for work in works)

@@ -1,24 +1,39 @@
 """Check the throughput that a run reports, a network's FLOPs, and a device's peak."""
 
+import random
+import re
+import threading
+from collections import UserDict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
+from fork import QUIET, scalars
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from hpc.jobs.hardware import peak_flops
 from hpc.monitor import throughput
-from hpc.monitor.flops import training_flops
+from hpc.monitor.flops import StepFlops
 from hpc.monitor.throughput import Throughput, Window, window_numbers
 from hpc.training.step_overhead import DataWaitClock
 from my_research.models.gpt import GPT
 from my_research.models.resnet import ResNet
+from my_research.module import Classifier
+
+
+def training_flops(network: torch.nn.Module, num_examples: int = 1) -> float:
+    """Return the FLOPs of a training step per example."""
+    module = Classifier(network, partial(torch.optim.SGD, lr=0.1))
+    return StepFlops(module).count(module.example_batch(num_examples)) / num_examples
 
 
 def test_the_flops_of_a_gpt_are_those_of_the_formula() -> None:
@@ -59,7 +74,7 @@ def test_a_window_adds_up() -> None:
     for i in range(20):
         window.add(torch.zeros(8, 16, dtype=torch.int64))
         window.spans.append((100.0 + i / 4, 100.2 + i / 4))
-    numbers = window_numbers(window, num_replicas=4, world_size=8, flops_per_example=1e12, peak_flops=64e12)
+    numbers = window_numbers(window, num_replicas=4, world_size=8, flops_per_unit=1e12 / 16, peak_flops=64e12)
     assert numbers["perf/tokens_per_second"] == 20 * 8 * 16 * 4 / 10
     assert numbers["perf/tokens_per_second_per_device"] == 20 * 8 * 16 * 4 / 10 / 8
     assert numbers["perf/tflops"] == pytest.approx(20 * 8 * 4 / 10 / 8)
@@ -71,7 +86,7 @@ def test_a_window_adds_up() -> None:
 def test_waiting_for_data_while_a_gpu_computes_costs_nothing() -> None:
     window = Window(begin=0.0, waited=9.0, end=10.0, num_steps=10, spans=[(0.0, 9.5)])
     window.add(torch.zeros(8, 3))
-    numbers = window_numbers(window, num_replicas=1, world_size=1, flops_per_example=1.0, peak_flops=None)
+    numbers = window_numbers(window, num_replicas=1, world_size=1, flops_per_unit=1.0, peak_flops=None)
     assert numbers["perf/data_seconds"] == pytest.approx(0.05) and "perf/mfu" not in numbers
     assert numbers["perf/samples_per_second"] == 0.8
 
@@ -105,15 +120,10 @@ def test_elapsed_seconds_between_two_moments() -> None:
 # In training
 
 
-class Network(torch.nn.Linear):
-    def example_input(self, batch_size: int) -> Tensor:
-        return torch.zeros(batch_size, self.in_features)
-
-
 class Module(L.LightningModule):
     def __init__(self, network: torch.nn.Module | None = None) -> None:
         super().__init__()
-        self.network = network or Network(3, 1)
+        self.network = network or torch.nn.Linear(3, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.network(torch.ones(1, 3)).sum()
@@ -173,32 +183,46 @@ def test_a_wait_that_was_not_measured_is_left_out(
 ROWS, IDS, PIXELS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 5, 5, dtype=torch.int64)
 
 
+class Pairs:
+    """A batch of samples of different sizes."""
+
+    num_graphs = 2
+
+    def __init__(self, num_rows: int = 5) -> None:
+        self.x = torch.zeros(num_rows, 3)
+
+    def to(self, device: Any) -> "Pairs":
+        return self
+
+
 @pytest.mark.parametrize(
-    ("batch", "unit", "flops"),
+    ("batch", "unit"),
     [
-        (PAIR, "samples", True),
-        ([ROWS], "samples", True),
-        ((IDS, IDS), "tokens", True),
-        (ROWS, "samples", True),
-        ({"inputs": ROWS, "targets": IDS}, "samples", True),
-        ({"input_ids": IDS}, "tokens", True),
-        (({"inputs": ROWS}, IDS), "samples", True),
-        ((PIXELS, IDS), "samples", False),  # integers, but no text
-        ((IDS[:, 0], ROWS), "samples", False),
-        ({"temperature": torch.tensor(1.0), "name": "x", "inputs": ROWS}, "samples", True),
-        ({"name": "x"}, None, False),
-        (torch.tensor(1.0), None, False),
-        ("x", None, False),
-        ((), None, False),
+        (PAIR, "samples"),
+        ([ROWS], "samples"),
+        ((IDS, IDS), "tokens"),
+        (ROWS, "samples"),
+        ({"inputs": ROWS, "targets": IDS}, "samples"),
+        ({"input_ids": IDS}, "tokens"),
+        (({"inputs": ROWS}, IDS), "samples"),
+        ((PIXELS, IDS), "samples"),  # integers, but no text
+        ((IDS[:, 0], ROWS), "samples"),
+        ({"temperature": torch.tensor(1.0), "name": "x", "inputs": ROWS}, "samples"),
+        (UserDict({"input_ids": IDS}), "tokens"),  # as Hugging Face's BatchEncoding
+        (Pairs(), "samples"),
+        ({"name": "x"}, None),
+        (torch.tensor(1.0), None),
+        ("x", None),
+        ((), None),
     ],
 )
-def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None, flops: bool) -> None:
+def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None) -> None:
     logs = points(tmp_path, [batch] * 3)
     assert list(logs) == [1, 2] and all(numbers["perf/step_seconds"] > 0 for numbers in logs.values())
     for numbers in logs.values():
         rates = {f"perf/{unit}_per_second", f"perf/{unit}_per_second_per_device"} if unit else set()
         assert {name for name in numbers if "_per_second" in name} == rates
-        assert ("perf/tflops" in numbers) == flops
+        assert ("perf/tflops" in numbers) == bool(unit)
     if unit:
         assert all(
             numbers[f"perf/{unit}_per_second"] * numbers["perf/step_seconds"]
@@ -207,35 +231,148 @@ def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None
         )
 
 
-class SetsItselfUp(Network):
-    """A network that sets itself up by its first batch, as a codebook does; its example input is random."""
+class Counts(Module):
+    """A module whose step changes it, draws numbers, and gives its result to others."""
 
-    ready = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_steps, self.outputs = 0, []
+        self.register_buffer("mean", torch.zeros(3))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.ready = True
-        return super().forward(inputs)
-
-    def example_input(self, batch_size: int) -> Tensor:
-        return torch.rand(batch_size, self.in_features)
-
-
-class CannotBeTraced(Network):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs) if inputs.sum() > 0 else inputs  # a meta tensor has no value
-
-
-def test_counting_operations_leaves_the_network_and_random_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    for network, message in ((SetsItselfUp(3, 1), ""), (CannotBeTraced(3, 1), "cannot be counted")):
-        before = torch.get_rng_state()
-        Throughput().setup(trainer, Module(network), "fit")
-        assert torch.equal(before, torch.get_rng_state())
-        assert not getattr(network, "ready", False)
-        assert message in capsys.readouterr().out
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.num_steps += 1
+        noise = torch.rand(1) + random.random() + float(np.random.rand())
+        self.mean += batch[0].mean(0)
+        self.outputs.append(noise)
+        batch[0].add_(1.0)
+        self.log("loss", noise)
+        return (self.network(batch[0]) * noise).sum()
 
 
-def test_without_example_input_no_flops_are_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logs = points(tmp_path, [PAIR] * 3, Module(torch.nn.Linear(3, 1)))
+def test_counting_changes_nothing() -> None:
+    module, batch = Counts(), (torch.ones(2, 3),)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert StepFlops(module).count(batch) == 2 * 2 * (2 * 3)  # forward, and the gradient of the weights
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert (module.num_steps, module.outputs) == (0, []) and not module.mean.any() and bool((batch[0] == 1).all())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+class TwoBackwards(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        for _ in range(2):
+            self.manual_backward(self.network(batch[0]).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Recomputes(Module):
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs = batch[0].clone().requires_grad_()
+        return checkpoint(self.network, inputs, use_reentrant=self.use_reentrant).sum()
+
+
+def test_all_backward_passes_count_and_no_recomputation() -> None:
+    product, batch = 2 * 4 * 3, (torch.zeros(4, 3),)
+    assert StepFlops(TwoBackwards()).count(batch) == 2 * 2 * product
+    for use_reentrant in (False, True):
+        assert StepFlops(Recomputes(use_reentrant=use_reentrant)).count(batch) == 3 * product
+
+
+class Item(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.network(batch[0]).sum()
+        self.seen = loss.item()  # a value
+        return loss
+
+
+class Locked(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Item, r"FLOPs cannot be counted: test_throughput.py:\d+, `self.seen = loss.item\(\)  # a value`: it needs"),
+        (Locked, "the module cannot be copied: TypeError: cannot pickle '_thread.lock' object"),
+    ],
+)
+def test_flops_that_cannot_be_counted_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, message: str
+) -> None:
+    logs = points(tmp_path, [PAIR] * 3, make())
     assert all("perf/tflops" not in numbers and "perf/samples_per_second" in numbers for numbers in logs.values())
-    assert "example_input" in capsys.readouterr().out
+    assert re.search(message, capsys.readouterr().out)
+
+
+def test_batches_of_other_shapes_make_an_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = points(tmp_path, [Pairs(5), Pairs(5), Pairs(9), Pairs(7), Pairs(5)])
+    assert all(numbers["perf/tflops"] > 0 for numbers in logs.values())
+    assert capsys.readouterr().out.count("perf/tflops is an estimate from here on") == 1
+
+
+class Gathers(Module):
+    """A module that exchanges numbers with the other ranks, if there are any."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.network(batch[0]).sum()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(loss.detach())
+            torch.distributed.barrier()
+        return loss
+
+
+def _count_on_one_rank(rank: int) -> float:
+    flops = StepFlops(Gathers()).count(PAIR) if rank == 0 else 0
+    number = torch.ones(1)
+    torch.distributed.all_reduce(number)  # the ranks' next exchange is not mixed up
+    return float(number) + flops
+
+
+@pytest.mark.slow
+def test_one_rank_alone_can_count(together: Any) -> None:
+    assert together(_count_on_one_rank, 2) == [2.0 + 2 * 2 * 2 * 3, 2.0]
+
+
+# Slows down the second rank: it computes longer, or waits longer for its data.
+SLOW_RANK = """
+import time
+from hpc.data.fetching import IndexedDataset
+from my_research.module import Classifier
+
+owner, name = {place}
+original = getattr(owner, name)
+
+def slowed(self, *args):
+    import torch.distributed as dist
+    time.sleep(0.06 * dist.get_rank())
+    return original(self, *args)
+
+setattr(owner, name, slowed)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "place"),
+    [("ddp", '(Classifier, "training_step")'), ("fsdp", '(IndexedDataset, "__getitem__")')],
+)
+def test_the_slowest_rank_is_found(start: Any, tmp_path: Path, strategy: str, place: str) -> None:
+    words = ["trainer=ddp", f"strategy={strategy}", "trainer.accelerator=cpu", "trainer.devices=2", QUIET]
+    words += ["trainer.max_steps=60", "trainer.log_every_n_steps=20", "callbacks.samples=null", "cluster=local"]
+    start(tmp_path / "run", 2, words, patch=SLOW_RANK.replace("{place}", place))
+    slowest, fastest = (scalars(tmp_path / "run", f"perf/own_seconds_{which}_rank") for which in ("slowest", "fastest"))
+    assert scalars(tmp_path / "run", "perf/slowest_rank")[-1] == 1
+    assert slowest[-1] >= 0.06 and fastest[-1] < slowest[-1] - 0.03

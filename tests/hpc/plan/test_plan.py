@@ -20,7 +20,7 @@ from hpc.launch import measured_links
 from hpc.plan import memory_check, plan_text, prediction, run_plan, scaling_plot, trace_cache
 from hpc.plan.fitting_changes import list_candidates
 from hpc.plan.setup import ParallelLayout, setup_from_config
-from hpc.plan.trace_types import Trace
+from hpc.plan.trace_types import LinearCost, Part, Trace
 from hpc.run import changes as run_changes
 
 A100 = hardware.machine_from_cluster("A100", 100.0)
@@ -202,6 +202,42 @@ def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
     memory_check.reject_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
     warning = capsys.readouterr().err
     assert "cannot check whether the run fits" in warning and "_local_scalar_dense in block 0" in warning
+
+
+def by_parameters(num_parameters: int) -> Trace:
+    """Return the trace of a module whose step could not be traced."""
+    part = Part(
+        name="before", num_parameters=num_parameters, num_trained_per_rank=num_parameters,
+        num_parameters_all_ranks=num_parameters, num_tensors=1, buffer_bytes=0, saved=LinearCost(), output=LinearCost(),
+        forward_peak=(LinearCost(),), backward_peak=(LinearCost(),), leftover=LinearCost(), forward=(), backward=(),
+        all_reduced=(),
+    )  # fmt: skip
+    return Trace((part,), "samples", 1, by_parameters="net.py:3, `x.item()`: it needs the value of a tensor")
+
+
+def test_a_plan_by_parameters_alone_is_marked(monkeypatch, capsys):
+    cfg = composed(*GPT, "trainer=ddp", *JUWELS)
+    monkeypatch.setattr(trace_cache, "load_traces", lambda cfg, setups: [by_parameters(10**9) for _ in setups])
+    memory_check.reject_too_big(cfg, [])
+    said = "planned by parameters alone: net.py:3, `x.item()`: it needs the value of a tensor; activations are not"
+    assert said in capsys.readouterr().err
+    plan = run_plan.plan_run(cfg, [], own={})
+    text = run_plan.as_text(plan)
+    assert said in text and "activations   not counted" in text and "fits" not in text
+    assert "left for activations" in text and "a step:" not in text and "nodes   GPUs" not in text
+    told = json.loads(run_plan.as_json(plan))
+    assert told["fits"] is None and told["memory"]["activations"] is None and told["step"]["seconds"] is None
+    assert "x.item()" in told["by_parameters"]
+    monkeypatch.setattr(trace_cache, "load_traces", lambda cfg, setups: [by_parameters(10**10) for _ in setups])
+    with pytest.raises(ConfigError, match=r"needs 1\d\d.\d GB at its peak, without activations"):
+        memory_check.reject_too_big(cfg, [])
+
+
+def test_the_batch_size_may_be_the_loaders():
+    layout = ParallelLayout(nodes=1, devices=4, micro_batch=0)
+    assert prediction.with_loader_batch(layout, replace(traced(kind(layout)), loader_batch_size=6)).micro_batch == 6
+    with pytest.raises(ConfigError, match=r"data.batch_size must be given for a plan"):
+        prediction.with_loader_batch(layout, traced(kind(layout)))
 
 
 def test_a_measured_network_counts_for_more_than_a_nominal_one():

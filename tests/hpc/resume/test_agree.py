@@ -73,3 +73,21 @@ def test_all_ranks_hear_the_same_and_ask_at_the_same_steps(together: Callable) -
     asked, heard = first
     assert 2 < len(asked) < 200
     assert heard == [[0, 1, 0, 0], *[[2, 1, 0, 0]] * (len(asked) - 1)]
+
+
+def measured(rank: int) -> list[object]:
+    """Let three ranks measure 2 s, 5 s and 3 s of their own; then nothing."""
+    agreement, seconds = Agreement(), [(2, 5, 3)[rank], 0]
+    assert agreement.rank_times is None
+    agreement.take_own_microseconds = lambda: round(seconds.pop(0) * 1e6)
+    heard = []
+    for step in range(2):
+        agreement.all_reduce_requests(step, RankRequest())
+        times = agreement.rank_times
+        assert times
+        heard.append([times.slowest_rank, times.slowest_seconds, times.fastest_seconds])
+    return heard
+
+
+def test_ranks_hear_who_is_slowest(together: Callable) -> None:
+    assert together(measured, 3) == [[[1, 5.0, 2.0]] * 2] * 3

@@ -1,32 +1,90 @@
-"""The floating-point operations of a network, counted without a device and without memory."""
+"""The floating-point operations of a training step, counted without a device, without memory, and without a trace."""
 
-from copy import deepcopy
+import sys
 from typing import Any
 
+import lightning as L
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from hpc.training import dry_run
+from hpc.training.fake_tensors import fake_copy, fake_tensor_mode
+
+HALF = (torch.float16, torch.bfloat16)
+RECOMPUTING = ("unpack_hook", "backward")  # functions of torch.utils.checkpoint that repeat a forward pass
 
 
-def training_flops(network: Any) -> int:
-    """Return the floating-point operations of forward and backward for one example.
+class StepFlops:
+    """Count the FLOPs of a module's training step, as the module is now: before it is sharded, compiled, recomputed.
 
-    Counted are matrix products, convolutions and attention, with two operations per multiply-add, and attention as if
-    it were not causal, as PaLM counts (Chowdhery et al., 2022, appendix B). Recomputation by activation checkpointing
-    must not count, so call this before checkpointing is switched on.
-
-    Args:
-        network: has `example_input(batch_size)`. Its forward is called on a copy without content, because a network may
-            initialize itself from the first batch that it sees.
+    A copy of the module does the step, on tensors without content: its losses, networks, and all its backward passes.
+    Neither the module nor the batch, random numbers or other ranks have a part in it.
     """
-    content = [*network.parameters(), *network.buffers()]
-    on_meta = {
-        id(tensor): torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad) for tensor in content
-    }
-    for parameter in network.parameters():
-        on_meta[id(parameter)] = nn.Parameter(on_meta[id(parameter)], parameter.requires_grad)
-    copy = deepcopy(network, on_meta).eval()  # dropout draws no numbers, and batch norm accepts a single example
-    counter = FlopCounterMode(display=False)
-    with counter:
-        copy(network.example_input(1).to("meta")).sum().backward()
-    return counter.get_total_flops()
+
+    def __init__(self, module: L.LightningModule) -> None:
+        with fake_tensor_mode() as self.mode:
+            self.copy = fake_copy(module)
+
+    def count(self, batch: Any, trainer: L.Trainer | None = None) -> int:
+        """Return the floating-point operations of forward and backward for a batch, to be called once.
+
+        Counted are matrix products, convolutions and attention, with two operations per multiply-add, and attention as
+        if it were not causal, as PaLM counts (Chowdhery et al., 2022, appendix B). What activation checkpointing
+        repeats does not count.
+
+        Args:
+            batch: as training_step gets it.
+            trainer: of the run.
+
+        Raises:
+            Exception: any error of the module; see `dry_run.explain`.
+        """
+        # The copy has the precision in which the module was built; Lightning has converted the batch to the run's.
+        converted = {*HALF, *([torch.float64] if trainer and trainer.precision == "64-true" else [])}
+
+        def change(tensor: Tensor) -> dict[str, Any]:
+            return {"dtype": torch.float32} if tensor.dtype in converted else {}
+
+        dry_trainer = dry_run.DryRunTrainer()
+        dry_trainer.datamodule = getattr(trainer, "datamodule", None)
+        # Other kernels for attention repeat a part of its forward in backward.
+        kernels = sdpa_kernel(SDPBackend.MATH)
+        with isolate_rng(include_cuda=False), dry_run.without_process_group(), kernels, fake_tensor_mode(self.mode):
+            dry_run.attach(self.copy, dry_trainer)
+            dry_run.make_optimizers(self.copy)
+            batch = fake_copy(batch, change)
+            with _FlopCounter() as counter:
+                loss = dry_run.training_step(self.copy, batch)
+                if loss is not None:
+                    self.copy.backward(loss)
+        return counter.flops
+
+
+class _FlopCounter(TorchDispatchMode):
+    """Count as torch's FlopCounterMode does, without what activation checkpointing repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None and not _is_repeated():
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def _is_repeated() -> bool:
+    """Return whether torch.utils.checkpoint repeats a forward pass now. (Backward itself records no gradients.)"""
+    frame: Any = sys._getframe() if torch.is_grad_enabled() else None
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_name in RECOMPUTING:
+            return True
+        frame = frame.f_back
+    return False

@@ -6,15 +6,15 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from hpc.config.errors import first_line
+from hpc.data.batch_size import BatchSize, measure_batch
 from hpc.jobs.hardware import peak_flops
-from hpc.monitor.flops import training_flops
+from hpc.monitor.flops import StepFlops
+from hpc.monitor.own_time import OwnTime, data_wait_seconds, elapsed_seconds, record_moment
+from hpc.resume.agreement import Agreement, RankTimes
+from hpc.resume.resume import Resume
+from hpc.training import dry_run, step_overhead
 from hpc.training.curves import show_in_progress_bar
-from hpc.training.step_overhead import DataWaitClock
 
 
 @dataclass
@@ -25,24 +25,22 @@ class Window:
     # The wait for data: since the start of training at first, within this window at its end; None: not measured.
     waited: float | None
     num_steps: int = 0
-    num_examples: int = 0
     num_units: int = 0  # samples or tokens
     units: set[str] = field(default_factory=set)  # of the batches
-    shapes: set[torch.Size] = field(default_factory=set)  # of a sample; usually all have the same shape
+    shapes: set[tuple[float, ...]] = field(default_factory=set)  # of a sample; usually all have the same shape
     spans: list[tuple[Any, Any]] = field(default_factory=list)  # moments at which the device began and ended a batch
     end: float = 0.0
+    rank_times: RankTimes | None = None
 
     def add(self, batch: Any) -> None:
-        """Count a batch by its first tensor. Integers of two dimensions (samples, time) count as tokens."""
-        inputs = first_tensor(batch)
-        if inputs is None:
+        """Count a batch, of any kind."""
+        size = measure_batch(batch)
+        if size is None:
             self.units.add("")
             return
-        is_text = inputs.dtype == torch.int64 and inputs.ndim == 2
-        self.num_examples += len(inputs)
-        self.num_units += inputs.numel() if is_text else len(inputs)
-        self.units.add("tokens" if is_text else "samples")
-        self.shapes.add(inputs.shape[1:])
+        self.num_units += size.num_units
+        self.units.add(size.unit)
+        self.shapes.add(size.sample_shape)
 
     @property
     def unit(self) -> str:
@@ -57,9 +55,11 @@ class Throughput(L.Callback):
     - perf/tflops per device, and perf/mfu, their share of the device's peak
     - perf/step_seconds, and its parts compute (the device is busy with a batch), data (it waits for a batch, and no GPU
       computes) and other
+    - perf/slowest_rank, which the others wait for, and the seconds of a step that it and the fastest rank spend by
+      themselves: perf/own_seconds_slowest_rank, perf/own_seconds_fastest_rank (see `own_time`)
 
-    A number that is unknown is left out. Lightning's ThroughputMonitor synchronizes with the device at every batch, and
-    has neither the FLOPs nor this split.
+    FLOPs are those of the first batch, per sample or token. A number that is unknown is left out. Lightning's
+    ThroughputMonitor synchronizes with the device at every batch, and has neither the FLOPs nor this split.
     """
 
     def __init__(self) -> None:
@@ -67,29 +67,64 @@ class Throughput(L.Callback):
         self._finished: tuple[int, Window] | None = None  # step and window, which the device may still compute
         self._batch_begin: Any = None
         self._validation_begin = 0.0
-        self._flops_per_example: float | None = None
-        self._example_shape: torch.Size | None = None  # for which the FLOPs were counted
+        self._step_flops: StepFlops | None = None  # until the first batch
+        self._counted: BatchSize | None = None  # the first batch, whose FLOPs were counted
+        self._flops_per_unit: float | None = None
         self._peak_flops: float | None = None
+        self._own_time: OwnTime | None = None
+        self._agreement: Agreement | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero:
+        if stage != "fit":
+            return
+        if trainer.world_size == 1:
+            step_overhead.disable_hook(self, "on_before_backward")
+        if not trainer.is_global_zero:
             return
         if data_wait_seconds(trainer) is None:
             name = type(trainer.profiler).__name__
             print(f"perf/data_seconds is not logged: trainer.profiler is {name}, which does not measure it; "
                   "the profiler of configs/trainer/base.yaml does", flush=True)  # fmt: skip
-        network: Any = getattr(pl_module, "network", None)
-        if not hasattr(network, "example_input"):
-            print("perf/tflops is not logged: the module has no `network` with example_input(batch_size)", flush=True)
-            return
         try:
-            with isolate_rng(include_cuda=False):  # only this rank counts, and the random numbers must stay alike
-                self._flops_per_example = training_flops(network)
-                self._example_shape = network.example_input(1).shape[1:]
-        except Exception as error:  # the network may raise any error
-            why = f"the FLOPs cannot be counted: {type(error).__name__}: {first_line(error)}"
-            print(f"perf/tflops is not logged: {why}", flush=True)
+            self._step_flops = StepFlops(pl_module)
+        except Exception as error:  # the module may hold what cannot be copied
+            print(f"perf/tflops is not logged: the module cannot be copied: {dry_run.explain(error)}", flush=True)
+
+    def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        resumes = [callback for callback in trainer.callbacks if isinstance(callback, Resume)]
+        if trainer.world_size > 1 and resumes:
+            self._own_time = OwnTime(trainer)
+            self._agreement = resumes[0].boundary.agreement  # which ranks make anyway: nothing more is exchanged
+            self._agreement.take_own_microseconds = self._own_time.take_microseconds
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._step_flops is not None:
+            self._count_flops(trainer, batch)
+        if self._own_time is not None:
+            self._own_time.begin_batch()
+        self._batch_begin = record_moment(pl_module.device)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Any) -> None:
+        if self._own_time is not None:
+            self._own_time.begin_backward(self._batch_begin)
+
+    def _count_flops(self, trainer: L.Trainer, batch: Any) -> None:
+        """Count the FLOPs of a training step with the first batch."""
+        counter, self._step_flops = self._step_flops, None
+        size = measure_batch(batch)
+        if counter is None or size is None:
+            return  # there is no rate either
+        try:
+            flops = counter.count(batch, trainer)
+        except Exception as error:  # the module may raise any error
+            print(f"perf/tflops is not logged: FLOPs cannot be counted: {dry_run.explain(error)}", flush=True)
             return
+        if not flops:
+            print("perf/tflops is not logged: the step has no operation whose FLOPs are known", flush=True)
+            return
+        self._counted, self._flops_per_unit = size, flops / size.num_units
         self._find_peak(trainer)
 
     def _find_peak(self, trainer: Any) -> None:
@@ -100,17 +135,16 @@ class Throughput(L.Callback):
             why = f"hpc/jobs/hardware.yaml has no peak of {name!r} in {trainer.precision}"
             print(f"perf/mfu is not logged: {why}", flush=True)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._batch_begin = record_moment(pl_module.device)
-
     def on_train_batch_end(
         self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.is_global_zero:
+        if self._own_time is None and not trainer.is_global_zero:
             return
         is_step = not trainer.fit_loop._should_accumulate()  # Lightning's own rule: an epoch may end with fewer batches
+        if self._own_time is not None and is_step:
+            self._own_time.end_step()
+        if not trainer.is_global_zero:
+            return
         if (window := self._window) is None:  # the first step compiles and allocates, so it is not measured
             self._window = Window(perf_counter(), data_wait_seconds(trainer)) if is_step else None
             return
@@ -121,6 +155,7 @@ class Throughput(L.Callback):
         if is_step and (step + 1) % trainer.log_every_n_steps == 0:
             window.end, waited = perf_counter(), data_wait_seconds(trainer)
             window.waited = None if waited is None else waited - (window.waited or 0.0)
+            window.rank_times = self._agreement.rank_times if self._agreement else None
             self._window = Window(window.end, waited)
             self._write(trainer)
             self._finished = (step, window)
@@ -144,17 +179,15 @@ class Throughput(L.Callback):
             return
         (step, window), self._finished = self._finished, None
         replicas = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
-        if self._flops_per_example and window.shapes != {self._example_shape}:
-            shapes = ", ".join(str(list(shape)) for shape in window.shapes) or "unknown"
-            example_shape = list(self._example_shape or ())
-            print(f"perf/tflops is no longer logged: the network's example_input has shape {example_shape} per sample, "
-                  f"but the batches have {shapes}", flush=True)  # fmt: skip
-            self._flops_per_example = None
+        if self._counted and not window.shapes <= {self._counted.sample_shape}:
+            print(f"perf/tflops is an estimate from here on: batches differ in shape, and FLOPs are those of the first "
+                  f"batch per {self._counted.unit.removesuffix('s')}", flush=True)  # fmt: skip
+            self._counted = None
         numbers = window_numbers(
             window,
             num_replicas=replicas,
             world_size=trainer.world_size,
-            flops_per_example=self._flops_per_example,
+            flops_per_unit=self._flops_per_unit,
             peak_flops=self._peak_flops,
         )
         in_progress_bar = {f"{window.unit}/s": f"perf/{window.unit}_per_second", "mfu": "perf/mfu"}
@@ -170,14 +203,14 @@ def window_numbers(
     *,
     num_replicas: int,
     world_size: int,
-    flops_per_example: float | None,
+    flops_per_unit: float | None,
     peak_flops: float | None,
 ) -> dict[str, float]:
     """Return the numbers to log of a window, without those that are unknown.
 
     Args:
         num_replicas: ranks that get different samples.
-        flops_per_example: of forward and backward; None: unknown.
+        flops_per_unit: of forward and backward, for a sample or a token; None: unknown.
         peak_flops: FLOP/s of a device; None: unknown.
     """
     seconds = window.end - window.begin
@@ -189,37 +222,12 @@ def window_numbers(
     if unit:
         rate = window.num_units * num_replicas / seconds
         numbers |= {f"perf/{unit}_per_second": rate, f"perf/{unit}_per_second_per_device": rate / world_size}
-    if unit and flops_per_example is not None:
-        flops_per_second = flops_per_example * window.num_examples * num_replicas / world_size / seconds
+    if unit and flops_per_unit is not None:
+        flops_per_second = flops_per_unit * window.num_units * num_replicas / world_size / seconds
         numbers["perf/tflops"] = flops_per_second / 1e12
         numbers |= {"perf/mfu": flops_per_second / peak_flops} if peak_flops else {}
+    if times := window.rank_times:
+        numbers["perf/slowest_rank"] = float(times.slowest_rank)
+        numbers["perf/own_seconds_slowest_rank"] = times.slowest_seconds
+        numbers["perf/own_seconds_fastest_rank"] = times.fastest_seconds
     return numbers | {f"perf/{part}_seconds": value / window.num_steps for part, value in split.items()}
-
-
-def first_tensor(batch: Any) -> Tensor | None:
-    """Return the first tensor of a batch that has a dimension of samples; None if there is none."""
-    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim:
-        return batch[0]  # nearly every batch; faster than tree_leaves
-    return next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), None)
-
-
-def record_moment(device: torch.device) -> Any:
-    """Return a moment of the device: an event that a GPU will reach, or else the host's clock."""
-    if device.type != "cuda":
-        return perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def elapsed_seconds(start: Any, end: Any) -> float:
-    """Return the seconds between two moments; wait until a GPU has reached them."""
-    if isinstance(start, float):
-        return end - start
-    end.synchronize()  # reached long ago: these steps were before the last point
-    return start.elapsed_time(end) / 1000
-
-
-def data_wait_seconds(trainer: Any) -> float | None:
-    """Return how long training has waited for data; None if `trainer.profiler` is not a `DataWaitClock`."""
-    return trainer.profiler.waited_seconds if isinstance(trainer.profiler, DataWaitClock) else None

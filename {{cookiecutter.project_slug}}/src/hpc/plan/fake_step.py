@@ -132,7 +132,8 @@ def run_fake_step(
                 network = planned_part(module)
                 parallelize_module(network, mesh, network.tensor_parallel_plan())
             with suppress(*[Exception] * module.automatic_optimization):  # its optimizers are not needed for the step
-                dry_run.prepare_training(module)
+                dry_run.make_optimizers(module)
+            dry_run.begin_training(module)
             in_parts = in_parts and module.automatic_optimization
             blocks = source.find_blocks(module)
             meter = stack.enter_context(Meter(module, None if in_parts else block_parts(blocks)))
@@ -168,7 +169,7 @@ def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks:
             parallelize_module(network, mesh, network.tensor_parallel_plan())
         blocks = block_parts(source.find_blocks(module))
         with Meter(module, blocks) as meter, suppress(Exception):
-            dry_run.prepare_training(module)
+            dry_run.make_optimizers(module)
             states = _optimizer_states(trainer, meter)
     meter.runs.clear()
     return FakeStep(["before", *blocks], meter, {}, states)
@@ -186,7 +187,7 @@ def _measure_parts(
     for tensor in batch.tensors:
         meter.count(tensor)
     with precision.step_context(), saved_tensors_hooks(meter.mark_recompute_end, lambda tensor: tensor):
-        loss = dry_run.training_step(module, batch.batch)
+        loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
     assert loss is not None
     boundaries.begin_backward()
     module.backward(loss)
@@ -206,7 +207,7 @@ def _measure_whole(
         optimizer.register_step_pre_hook(lambda *_: meter.enter("optimizer", "step"))
         optimizer.register_step_post_hook(lambda *_: meter.enter("before", "forward"))
     with precision.step_context():
-        loss = dry_run.training_step(module, batch.batch)
+        loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
     if loss is not None:
         module.backward(loss)
     meter.leave()

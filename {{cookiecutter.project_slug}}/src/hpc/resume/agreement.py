@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hpc.resume.early_agreement import EarlyAgreement
 
 INTERVAL_SECONDS = 1.0  # between two agreements
+RANK_BITS = 24  # of a number that holds a time and, in these lowest bits, the rank
 MAX_GROWTH = 8  # an interval has at most so many times the steps of the last one: the first steps say little
 
 
@@ -26,6 +27,15 @@ class RankRequest:
     ranks_differ: int = 0  # never requested: the result of comparing checksums
 
 
+@dataclass(frozen=True)
+class RankTimes:
+    """The ranks that spend most and least time of a step by themselves, in seconds."""
+
+    slowest_rank: int
+    slowest_seconds: float
+    fastest_seconds: float
+
+
 class Agreement:
     """Agreements of all ranks, which call `all_reduce_requests` at the same steps.
 
@@ -35,7 +45,12 @@ class Agreement:
 
     Attributes:
         next_step: the step of the next agreement, unless `early` brings one before.
+        take_own_microseconds: return the time that this rank has spent by itself in a step since the last agreement.
+        rank_times: of all ranks, as they were at the last agreement; None: nobody measures them.
     """
+
+    take_own_microseconds: Callable[[], int] | None = None
+    rank_times: RankTimes | None = None
 
     def __init__(
         self, is_wanted: Callable[[], bool] = lambda: False, *, shares_group_of: "Agreement | None" = None
@@ -63,6 +78,8 @@ class Agreement:
             checksum: of what must be the same on all ranks; see `RankRequest.ranks_differ`.
         """
         numbers = [getattr(request, field.name) for field in fields(RankRequest)]
+        own_microseconds = self.take_own_microseconds() if self.take_own_microseconds else 0
+        numbers += [own_microseconds << RANK_BITS | self.early.rank, -own_microseconds]
         numbers += [checksum, -checksum, -self._steps_in_interval(step)]
         if self.group is not None:
             tensor = torch.tensor(numbers)
@@ -72,7 +89,9 @@ class Agreement:
         self.next_step = step + self._interval_steps
         self._last_step, self._last_time = step, time.monotonic()
         self.early.conclude(step)
-        *requested, largest_checksum, minus_smallest_checksum = numbers
+        *requested, slowest, minus_fastest, largest_checksum, minus_smallest_checksum = numbers
+        if microseconds := slowest >> RANK_BITS:
+            self.rank_times = RankTimes(slowest & (1 << RANK_BITS) - 1, microseconds / 1e6, -minus_fastest / 1e6)
         return replace(RankRequest(*requested), ranks_differ=int(largest_checksum != -minus_smallest_checksum))
 
     def barrier(self) -> None:

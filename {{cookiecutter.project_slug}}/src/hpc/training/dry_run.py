@@ -63,12 +63,23 @@ def attach(module: L.LightningModule, trainer: DryRunTrainer) -> None:
     module.train()
 
 
-def prepare_training(module: L.LightningModule) -> None:
+def make_optimizers(module: L.LightningModule) -> None:
     """Make the optimizers and schedules of an attached module, in any form that Lightning allows."""
     with _quiet():
         module.trainer.strategy.setup_optimizers(module.trainer)
+
+
+def begin_training(module: L.LightningModule) -> None:
+    """Call the module's hooks at the start of training."""
     for name in HOOKS:
         getattr(module, name)()
+
+
+def transfer(module: L.LightningModule, batch: Any) -> Any:
+    """Return a batch as the module's hooks make it, around the transfer to a device."""
+    for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        batch = getattr(module, name)(batch, 0)
+    return batch
 
 
 def training_step(module: L.LightningModule, batch: Any) -> Tensor | None:
@@ -79,8 +90,6 @@ def training_step(module: L.LightningModule, batch: Any) -> Tensor | None:
     Raises:
         TypeError: with automatic optimization, it returns no loss.
     """
-    for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
-        batch = getattr(module, name)(batch, 0)
     takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
     with suppressed(module):
         output = module.training_step(batch, 0) if takes_index else module.training_step(batch)

@@ -27,11 +27,15 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def fake_tensor_mode() -> Iterator[FakeTensorMode]:
-    """Make all new tensors fake within the block. Real ones, such as a constant of a file, can be used with them."""
+def fake_tensor_mode(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
+    """Make all new tensors fake within the block. Real ones, such as a constant of a file, can be used with them.
+
+    Args:
+        mode: of an earlier block, whose tensors are used again.
+    """
     flags = torch.backends.mkldnn.set_flags(False)  # mkldnn's LSTM hides its matrix products
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _FakeDeepcopy():
+        with mode or FakeTensorMode(allow_non_fake_inputs=True) as mode, _FakeDeepcopy():
             yield mode
     finally:
         torch.backends.mkldnn.set_flags(flags[0])

@@ -51,7 +51,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def example_input(self, batch_size: int) -> Tensor:
-        """Return tokens of the largest size: for plan.py, for counting FLOPs and for tests."""
+        """Return tokens of the largest size: for plan.py and for tests."""
         return torch.zeros(batch_size, self.block_size, dtype=torch.int64)
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:

@@ -60,7 +60,7 @@ class ResNet(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
     def example_input(self, batch_size: int) -> Tensor:
-        """Return blank images: for plan.py, for counting FLOPs and for tests."""
+        """Return blank images: for plan.py and for tests."""
         return torch.zeros(batch_size, self.in_channels, self.image_size, self.image_size)
 
 
