@@ -101,14 +101,16 @@ def suppressed(module: Any, *, has_logged: bool = True) -> Iterator[None]:
         stack.enter_context(patch.object(module, "log", log))  # log_dict calls it
         for metric in metrics:
             stack.enter_context(patch.object(metric, "update", _do_nothing))
-            stack.enter_context(patch.object(metric, "forward", partial(_zero, module.device)))
+            stack.enter_context(patch.object(metric, "forward", partial(_zeros, metric, module.device)))
         yield
     for name, length in lists.items():
         del vars(module)[name][length:]
 
 
-def _zero(device: torch.device, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.zeros((), device=device)
+def _zeros(metric: Metric | MetricCollection, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+    """Return values in the form in which a metric returns them."""
+    zero = torch.zeros((), device=device)
+    return dict.fromkeys(metric.keys(), zero) if isinstance(metric, MetricCollection) else zero
 
 
 def _log_without_weight(log: Any, *args: Any, **kwargs: Any) -> None:
