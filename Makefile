@@ -6,6 +6,8 @@
 # make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
 # make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
 # make hostile   COUNT=5000 SEED=1: what others type, set and leave in files, drawn; each is right, or one sentence
+# make ports   nine projects of other people in one, and what holds for each: training on one process, ddp and fsdp on two,
+#              the same bits after a stop
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/bench_project.py has made
@@ -25,7 +27,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo pictures test soak chaos twins neighbours hostile bench bench-gpu check lint clean system env
+.PHONY: demo pictures test soak chaos twins neighbours hostile ports bench bench-gpu check lint clean system env
 
 demo: env
 	rm -rf build/demo
@@ -63,6 +65,11 @@ neighbours: env
 
 hostile: env
 	.venv/bin/python tests/drawn_inputs.py --count $(COUNT) --seed $(SEED)
+
+ports: env
+	rm -rf build/ports
+	$(BAKE) build/ports >/dev/null
+	.venv/bin/python tests/port_runs.py build/ports/$(PROJECT) --runs build/ports/runs
 
 bench: env
 	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \
