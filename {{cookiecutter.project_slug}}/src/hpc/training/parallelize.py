@@ -4,9 +4,9 @@ Every LightningModule can be sharded, recomputed and compiled by its blocks; see
 it or its network declares a `tensor_parallel_plan`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import lightning as L
@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
@@ -144,9 +145,41 @@ def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None
         param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False
     )
     fully_shard(module, mesh=mesh, mp_policy=step_policy)
+    _take_steps_as_forward(module)
+
+
+def _take_steps_as_forward(module: Any) -> None:
+    """Let FSDP gather the parameters for a whole step.
+
+    The module's own forward is then a plain call within a step: FSDP would gather once more for it in backward.
+    """
+    steps_begun: list[str] = []
+
+    def outside_steps(hook: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: None if steps_begun else hook(*args, **kwargs)
+
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):  # torch has no public way to replace one
+        hooks.update({key: outside_steps(hook) for key, hook in hooks.items() if isinstance(_owner(hook), FSDPState)})
     for name in STEPS:
         if is_overridden(name, module):
+            setattr(module, name, _noted(getattr(module, name), name, steps_begun))
             register_fsdp_forward_method(module, name)
+
+
+def _owner(hook: Any) -> Any:
+    return getattr(hook, "__self__", None)
+
+
+def _noted(step: Callable[..., Any], name: str, begun: list[str]) -> Callable[..., Any]:
+    @wraps(step)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun.append(name)
+        try:
+            return step(*args, **kwargs)
+        finally:
+            begun.pop()
+
+    return call
 
 
 def _parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:
