@@ -258,7 +258,7 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
 HOW = [
     (r"python (train|submit)\.py model=mine.*", brought),
     (r"make \w+", made),
-    (r"python -m pip install .*|(wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads to a server of its own
+    (r"python -m pip install .*|(wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
     (r"git (init|add|commit)\b.*|cruft .*", elsewhere),  # test_update.py runs them
     (r"module load .*|(VERSIONS=site|apptainer) .*", elsewhere),  # test_env.py builds on modules and on another Python
