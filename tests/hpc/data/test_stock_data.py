@@ -496,7 +496,7 @@ class AugmentingMany(Augmenting):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index(workers: int) -> None:
+def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_place(workers: int) -> None:
     def samples(num_ranks: int, epoch: int, dataset: Any = None) -> dict[int, list[float]]:
         found = {}
         for rank in range(num_ranks):
@@ -511,6 +511,16 @@ def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index(workers: in
     one = samples(1, epoch=1)
     assert len(one) == 30 and one == samples(1, epoch=1) == samples(3, epoch=1) != samples(1, epoch=2)
     assert samples(2, 1, AugmentingMany()) == samples(2, 1, AugmentingMany())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_sample_that_comes_twice_draws_other_random_numbers(num_ranks: int) -> None:
+    weights = WeightedRandomSampler([1.0, 0.0], num_samples=12)
+    batches = loaded(DataLoader(Augmenting(), batch_size=3, sampler=weights), TRAIN, num_ranks)
+    draws = [tuple(sample) for sample in everything(batches)]
+    assert len(set(draws)) == 12 and sorted(draws) == sorted(
+        tuple(sample) for sample in everything(loaded(DataLoader(Augmenting(), 3, sampler=weights), TRAIN, 1))
+    )
 
 
 def test_the_dataset_of_a_rebuilt_loader_stays() -> None:

@@ -5,8 +5,8 @@ random numbers of training.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
@@ -19,10 +19,17 @@ from hpc.state import randomness
 END = object()
 
 
+BATCH_PLACES = 1 << 24  # places in an order that are kept free for each batch of a batch sampler
+
+
 class EpochIndices(list):
-    """The indices of a batch, which know their epoch: the random numbers of their samples depend on it."""
+    """The indices of a batch, with what the random numbers of their samples depend on: the epoch, and their places.
+
+    Places in the order differ where an index comes twice, as of a sampler with replacement.
+    """
 
     epoch = 0
+    places: Sequence[int] = ()
 
 
 class RankSampler(Sampler[Any]):
@@ -62,9 +69,10 @@ class RankSampler(Sampler[Any]):
         if self.checksum is None:
             self.checksum = zlib.crc32(repr(order).encode())
 
-    def _batch(self, indices: Iterable[Any]) -> EpochIndices:
+    def _batch(self, indices: Iterable[Any], first: int) -> EpochIndices:
+        """Return a batch whose samples lie in the order from the place `first` on."""
         batch = EpochIndices(indices)
-        batch.epoch = self.epoch
+        batch.epoch, batch.places = self.epoch, range(first, first + len(batch))
         return batch
 
 
@@ -87,7 +95,7 @@ class RankBatchSampler(RankSampler):
         order = list(self._draw())
         self._note(order)
         for part in self.parts:
-            yield self._batch(order[part.start : part.stop])
+            yield self._batch(order[part.start : part.stop], part.start)
 
 
 class RankTurns(RankSampler):
@@ -109,11 +117,13 @@ class RankTurns(RankSampler):
 
     def __iter__(self) -> Iterator[Any]:
         order = self._draw()
-        while turn := list(islice(order, self.num_ranks)):
+        for number in count(self.rank, self.num_ranks):
+            if not (turn := list(islice(order, self.num_ranks))):
+                return
             self._note(turn)
             if len(turn) > self.rank and not (self.drops_rest and len(turn) < self.num_ranks):
                 batch = turn[self.rank]
-                yield self._batch(batch) if isinstance(batch, list | tuple) else batch
+                yield self._batch(batch, number * BATCH_PLACES) if isinstance(batch, list | tuple) else batch
 
 
 def draw_apart(items: Iterable[Any], key: int) -> Iterator[Any]:

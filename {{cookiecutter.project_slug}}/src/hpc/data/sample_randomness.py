@@ -1,4 +1,4 @@
-"""Random numbers of samples, drawn in any library, as a function of (seed, epoch, sample index).
+"""Random numbers of samples, drawn in any library, as a function of (seed, epoch, place in the epoch's order).
 
 So they are the same in every layout and after a resume, and no batch must be fetched again to find them.
 """
@@ -38,10 +38,7 @@ class SeededSamples(Dataset):
 
     def __getitems__(self, indices: EpochIndices) -> Any:
         with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
-            if not all(isinstance(index, int) for index in indices):  # keys of another kind: the place in the batch
-                seeds = sample_seeds(self.seed, indices.epoch, indices=list(range(len(indices))))
-            else:
-                seeds = sample_seeds(self.seed, indices.epoch, indices=list(indices))
+            seeds = sample_seeds(self.seed, indices.epoch, indices=list(indices.places))
             if getattr(self.dataset, "__getitems__", None):
                 randomness.seed_host(seeds[0])
                 return self.dataset.__getitems__(list(indices))
@@ -60,7 +57,7 @@ def seed_samples(loader: DataLoader, seed: int) -> None:
 
 
 def is_seeded(loader: Any) -> bool:
-    """Return whether the samples of a loader follow from (seed, epoch, index), so that none must be fetched again."""
+    """Return whether the samples of a loader follow from (seed, epoch, place), so that none must be fetched again."""
     return FIELD in vars(loader) and not _has_own_generator(loader.dataset)
 
 
