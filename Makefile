@@ -7,7 +7,7 @@
 # make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
 # make hostile   COUNT=5000 SEED=1: what others type, set and leave in files, drawn; each is right, or one sentence
 # make ports   nine projects of other people in one, and what holds for each: training on one process, ddp and fsdp on two,
-#              the same bits after a stop
+#              the same bits after a stop, a plan, a report, a job that is killed; OUT=docs/bring-your-own.md puts the table there
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/bench_project.py has made
@@ -69,7 +69,7 @@ hostile: env
 ports: env
 	rm -rf build/ports
 	$(BAKE) build/ports >/dev/null
-	.venv/bin/python tests/port_runs.py build/ports/$(PROJECT) --runs build/ports/runs
+	.venv/bin/python tests/port_table.py build/ports/$(PROJECT) --runs build/ports/runs $(if $(OUT),--out $(OUT))
 
 bench: env
 	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \

@@ -22,6 +22,7 @@ from pathlib import Path
 import slurm_nodes
 from cookiecutter.main import cookiecutter
 from faults import INTERVAL, KINDS, Run
+from marked_text import put
 from slurm_project import QUIET, Desk, made_for_tests
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +31,6 @@ HANG = 15.0  # seconds without a step, after which the ranks exit
 ENDS = 90.0  # seconds until a failed attempt must have ended: Slurm detects a lost node in 20, ranks exit in HANG + 20
 GOES_ON = 180.0  # seconds within which the run must train again
 PER_RUN = 5
-MARKS = ("<!-- faults -->", "<!-- end of faults -->")
 # One node more than a run uses: the run resumes on the spare node while the lost node is still cut off.
 NODES = (*slurm_nodes.NODES, "n5")
 # Each layout has four ranks.
@@ -265,21 +265,11 @@ def table(struck: Sequence[Struck]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def put(text: str, file: Path) -> None:
-    """Replace the text between the two marks in a file."""
-    begin, end = MARKS
-    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise ValueError(f"{file} has no {begin} and {end}")
-    file.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help=f"a file in which the table goes between {' and '.join(MARKS)}")
+    parser.add_argument("--out", type=Path, help="a page with marks, between which the table goes")
     asked = parser.parse_args()
     if reason := slurm_nodes.missing():
         print(f"the fault run is left out: {reason}")
@@ -293,7 +283,7 @@ def main() -> int:
     text = f"{table(struck)}\n`{command}`, {minutes:.0f} minutes on {os.cpu_count()} cores.\n"
     print(text)
     if asked.out:
-        put(text, asked.out)
+        put(text, asked.out, name="faults")
     if wrong or len(struck) != asked.faults:
         print("\n".join(wrong), f"{len(struck)} of {asked.faults} faults struck; the runs are in {folder}", sep="\n")
         return 1

@@ -1,10 +1,8 @@
-"""Bring the research in ports/ to a baked project, and try all that the project promises: python port_runs.py PROJECT
+"""Bring the research in ports/ to a baked project, and try all that the project promises. port_table.py tries it all.
 
-Each port is written as its authors would write it, and has a model.yaml and a data.yaml. The table says of each whether
-it trains, is sharded, ends with the same bits after an interruption, is planned, and has a report.
+Each port is written as its authors would write it, and has a model.yaml and a data.yaml.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from slurm_project import Desk, wait_for
 
 HERE = Path(__file__).resolve().parent
 PORTS = HERE / "ports"
@@ -32,8 +31,10 @@ DATA = {
 }
 QUIET = ["callbacks.progress=null", "+trainer.enable_progress_bar=false", "callbacks.monitor=null"]
 QUIET += ["trainer.log_every_n_steps=1", "trainer.max_epochs=2"]
+# Two tasks on Slurm. The second holds in mid-epoch, so that both are there to be killed.
+ON_SLURM = ["cluster=test", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true", "callbacks=witness"]
+ON_SLURM += ["callbacks.witness.fault=hold", "checkpoint.every_n_steps=1"]
 LAYOUTS = {"one process": (1, []), "ddp on two": (2, ["strategy=ddp"]), "fsdp on two": (2, ["strategy=fsdp"])}
-RESUMED = "same bits after a stop"
 
 
 # Callbacks of Lightning, with arguments by which a short run is affected.
@@ -131,12 +132,38 @@ class Ports:
         compared = subprocess.run(command, capture_output=True, text=True, env=self.environ)
         return compared.stdout.strip() or compared.stderr[-500:].strip()
 
-    def command(self, name: str, program: str, *words: str) -> str:
-        """Run a program of the project with a port. Return "" or what went wrong."""
-        command = [sys.executable, program, *(words or self.words(name))]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environ, cwd=self.project)
-        (self.runs / f"{name}-{program}.log").write_text(done.stdout + done.stderr)
-        return "" if done.returncode == 0 else _last_words(done.stdout + done.stderr, [done.returncode])
+    def plan(self, name: str) -> str:
+        """Plan a port. Return "traced", "by parameters", or what went wrong."""
+        done = self.command("plan.py", "--json", *self.words(name))
+        if done.returncode != 0:
+            return _last_words(done.stdout + done.stderr, [done.returncode])
+        return "by parameters" if json.loads(done.stdout)["by_parameters"] else "traced"
+
+    def report(self, name: str, layout: str) -> str:
+        """Report on a port, after `train`. Return "" or what went wrong."""
+        run_dir = self.run_dir(name, layout)
+        done = self.command("report.py", str(run_dir))
+        is_reported = "finished" in done.stdout and (run_dir / "report.html").exists()
+        return "" if is_reported else _last_words(done.stdout + done.stderr, [done.returncode])
+
+    def submit(self, name: str, desk: Desk) -> str:
+        """Submit a port to Slurm, kill its ranks in mid-epoch, and wait for its end. Return "" or what went wrong."""
+        run_dir = self.run_dir(name, "slurm")
+        job, _ = desk.submit(*self.words(name), *ON_SLURM, f"run_dir={run_dir}", HF_HUB_OFFLINE="1")
+        wait_for(lambda: [*run_dir.glob("checkpoints/step-*[0-9]/manifest.json")], 90, f"{run_dir} has a checkpoint")
+        ranks = [json.loads((run_dir / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+        (run_dir / "go").touch()
+        desk.slurm.exec(ranks[0]["host"], "kill", "-9", *[str(rank["pid"]) for rank in ranks])
+        ended = desk.ended(job, 180)
+        events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+        starts = [event["from_step"] for event in events if event["event"] == "start"]
+        is_survived = ended.state == "COMPLETED" and len(starts) == 2 and starts[1] > 0
+        return "" if is_survived else f"{ended.state}, started at steps {starts}: {_last_words(ended.log, [])}"
+
+    def command(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the project."""
+        command = [sys.executable, program, *words]
+        return subprocess.run(command, capture_output=True, text=True, env=self.environ, cwd=self.project)
 
     def close(self) -> None:
         if self.ranks is not None:
@@ -147,24 +174,3 @@ class Ports:
 def _last_words(output: str, codes: list[int]) -> str:
     lines = [line for line in output.splitlines() if "Error" in line] or output.strip().splitlines()[-1:] or [""]
     return f"exit codes {codes}: {lines[-1][:300]}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("project", type=Path)
-    parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--ports", default=",".join(DATA))
-    parser.add_argument("--layouts", default=",".join(LAYOUTS))
-    arguments = parser.parse_args()
-    ports = Ports(arguments.project.resolve(), arguments.runs.resolve())
-    for name in arguments.ports.split(","):
-        for layout in arguments.layouts.split(","):
-            error = ports.train(name, layout)
-            print(f"{name:13} {layout:12} trains: {error or 'yes'}", flush=True)
-            if not error:
-                print(f"{name:13} {layout:12} {RESUMED}: {ports.resume(name, layout, stop_at=8) or 'yes'}", flush=True)
-    ports.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -48,7 +48,7 @@ import lightning as L
 
 
 class Witness(L.Callback):
-    """Writes down where each rank is and what it sees; fails in the second step if asked to."""
+    """Writes down where each rank is and what it sees; fails in the second batch if asked to."""
 
     def __init__(self, run_dir: str, fault: str | None, rank: int) -> None:
         self.run_dir, self.fault, self.rank = Path(run_dir), fault, rank
@@ -61,7 +61,7 @@ class Witness(L.Callback):
         (self.run_dir / f"rank-{trainer.global_rank}.json").write_text(json.dumps(seen))
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if self.fault is None or trainer.global_rank != self.rank or trainer.global_step < 2:
+        if self.fault is None or trainer.global_rank != self.rank or trainer.fit_loop.epoch_loop.total_batch_idx < 1:
             return
         if self.fault == "raise":
             raise ValueError("what the test asked for")

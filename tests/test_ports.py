@@ -3,11 +3,16 @@
 Each port in ports/ is written as its authors would write it; it comes with one file for the model and one for the data.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import port_table
 import pytest
+from conftest import REPO
 from port_runs import CALLBACKS, DATA, LAYOUTS, PORTS, Ports
+from slurm_nodes import Slurm
+from slurm_project import Desk, made_for_tests
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +28,7 @@ QUICK = {
     "series": "ddp on two",
     "unet": "one process",
 }
+LOOK_AT_VALUES = ("contrastive", "series")  # by int(tensor), and by lengths that PyTorch needs on the host
 CASES = [
     pytest.param(name, layout, marks=[] if QUICK[name] == layout else pytest.mark.soak)
     for name in DATA
@@ -38,13 +44,35 @@ def ports(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
     brought.close()
 
 
+@pytest.fixture(scope="module")
+def desk(slurm: Slurm, ports: Ports) -> Desk:
+    return Desk(slurm, made_for_tests(ports.project))
+
+
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
     name: str, layout: str, ports: Ports
 ) -> None:
     assert ports.train(name, layout) == ""
     assert ports.resume(name, layout, stop_at=8) == ""
-    assert ports.command(name, "report.py", str(ports.run_dir(name, layout))) == ""
+    assert ports.report(name, layout) == ""
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_step_of_others_is_traced_or_planned_by_its_parameters(name: str, ports: Ports) -> None:
+    assert ports.plan(name) == ("by parameters" if name in LOOK_AT_VALUES else "traced")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", DATA)
+def test_research_of_others_goes_on_after_it_was_killed_on_slurm(name: str, ports: Ports, desk: Desk) -> None:
+    assert ports.submit(name, desk) == ""
+
+
+def test_the_page_shows_all_ports() -> None:
+    page = (REPO / "docs" / "bring-your-own.md").read_text()
+    assert port_table.COMMAND in page
+    assert re.findall(r"^\| (.*?) \| same bits ", page, re.MULTILINE) == [port_table.title(name) for name in DATA]
 
 
 @pytest.mark.soak

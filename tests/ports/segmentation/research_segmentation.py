@@ -1,3 +1,5 @@
+"""Semantic segmentation of images, with samples of a rare class drawn more often."""
+
 import os
 
 import lightning.pytorch as pl
