@@ -454,7 +454,7 @@ class Endless(Sampler[int]):
     ("loader", "stage", "words"),
     [
         (iter([1]), TRAIN, "must be iterable, once for each epoch"),
-        (DataLoader(range(1)), TRAIN, "Each of the 2 ranks must get a batch; there are 1 samples"),  # type: ignore[arg-type]
+        (DataLoader(range(1)), TRAIN, "Each of the 2 ranks must get a batch; the number of samples is 1"),  # type: ignore[arg-type]
         (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
         (DataLoader(range(9), batch_sampler=Few()), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
     ],

@@ -2,7 +2,9 @@
 
 import io
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from traceback import walk_tb
 from typing import Any
 
 import lightning as L
@@ -12,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpc.checkpoint import load_hooks
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, first_line
 
 FIX = "return numbers, strings, tensors, and lists and dicts of them"
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
@@ -20,9 +22,9 @@ PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.
 
 def to_bytes(state: Any) -> bytes:
     """Return plain data as torch.save writes it. Raises `ConfigError` where anything else is in it."""
-    content = _save(state)
-    if flaw := _find_flaw(content):
-        name = next((name for name, part in _parts_by_origin(state).items() if _find_flaw(_save(part))), "callbacks")
+    content, flaw = _save(state)
+    if flaw:
+        name = next((name for name, part in _parts_by_origin(state).items() if _save(part)[1]), "callbacks")
         rule = f"must put only plain data into a checkpoint, so that nothing in it is ever executed: {flaw}"
         raise ConfigError(name, None, rule, FIX)
     return content
@@ -67,17 +69,31 @@ def rehearse_save(trainer: Any, module: L.LightningModule, *without: L.Callback)
     checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
     checkpoint["callbacks"] = {}
     for callback in trainer.callbacks:
-        with suppress(Exception):
+        try:
             if state := callback.state_dict():
                 checkpoint["callbacks"][callback.state_key] = state
             if callback not in without:
                 callback.on_save_checkpoint(trainer, module, checkpoint)
+        except Exception as error:
+            if trainer.is_global_zero:
+                text = f"the state of {type(callback).__name__} cannot be saved before the first step"
+                print(f"warning: {text}: {type(error).__name__}: {first_line(error)}", flush=True)
     if (removed := remove_unsavable_hparams(checkpoint)) and trainer.is_global_zero:
         print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(removed)}", flush=True)
     if weights := checkpoint.pop("state_dict", None):
         load_hooks.reject_weights_replaced_on_save(trainer, weights)
     reject_sharded_tensors(checkpoint)
     to_bytes(tree_map_only(Tensor, lambda tensor: torch.empty(0), checkpoint))
+
+
+def raise_config_error_for_callback(error: Exception, callbacks: Sequence[L.Callback]) -> None:
+    """Raise `ConfigError` if a hook of a researcher's callback has failed while a checkpoint was made; else return."""
+    for frame, line in reversed(list(walk_tb(error.__traceback__))):
+        callback = next((one for one in callbacks if one is frame.f_locals.get("self")), None)
+        if callback is not None and not type(callback).__module__.startswith("hpc."):
+            place = f"{frame.f_code.co_filename}, line {line}"
+            rule = f"must return its state; {frame.f_code.co_name} has raised {type(error).__name__}: "
+            raise ConfigError(f"callbacks ({callback.state_key})", None, f"{rule}{first_line(error)} ({place})", FIX)
 
 
 def is_plain(value: Any) -> bool:
@@ -96,17 +112,14 @@ def _parts_by_origin(state: Any) -> dict[str, Any]:
     return parts | {f"on_save_checkpoint or state_dict ({key})": part for key, part in state.items()}
 
 
-def _save(value: Any) -> bytes:
+def _save(value: Any) -> tuple[bytes, str]:
+    """Return a value as torch.save writes it, and why it cannot be saved and read as plain data ("" if it can)."""
     stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-def _find_flaw(content: bytes) -> str:
-    """Return why saved bytes cannot be read as plain data; "" if they can."""
     try:
-        torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except Exception as error:
+        torch.save(value, stream)
+        stream.seek(0)
+        torch.load(stream, weights_only=True, map_location="cpu")
+    except Exception as error:  # a class of the value may raise any
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
-        return f"it must not hold a {kind[1]}" if kind else str(error).splitlines()[0]
-    return ""
+        return b"", f"it must not hold a {kind[1]}" if kind else first_line(error)
+    return stream.getvalue(), ""

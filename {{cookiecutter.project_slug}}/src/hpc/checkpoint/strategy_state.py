@@ -5,7 +5,9 @@ network and cut as it suits the strategy that wrote them (torch.distributed.chec
 resumes from it, on any number of devices. DeepSpeed writes its own files. All else is plain data in files beside them.
 """
 
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +25,7 @@ from torch.optim import Optimizer
 
 from hpc.checkpoint import load_hooks, optimizer_states, plain_data, safe_unpickle, weights
 from hpc.checkpoint.safe_unpickle import Reader
-from hpc.checkpoint.writer import CheckpointWriter
+from hpc.checkpoint.writer import CheckpointNotWritten, CheckpointWriter
 
 REST_FILE, RANK_FILE = "meta.pt", "rank-{}.pt"
 # Keys of a checkpoint that are not for Lightning.
@@ -207,7 +209,9 @@ class CheckpointMixin:
     def teardown(self) -> None:
         if self._writer is not None:
             self._writer.discard_deferred_write()
-            self._writer.wait()
+            # After an error this rank has given up its claim, so that what is being written is not published.
+            with suppress(CheckpointNotWritten) if sys.exc_info()[0] else nullcontext():
+                self._writer.wait()
         super().teardown()  # type: ignore[misc]
 
 

@@ -42,7 +42,7 @@ def share_loader(
     if is_training and sized_len(shared) == 0:
         rule = f"Each of the {num_ranks} ranks must get a batch" if num_ranks > 1 else "A loader must have a batch"
         fix = f"more samples, a smaller batch, or drop_last=False{f', or {USE_ONE_DEVICE}' * (num_ranks > 1)}"
-        raise loader_error(split, loader, rule=f"{rule}; there are {sized_len(loader.dataset)} samples", fix=fix)
+        raise loader_error(split, loader, rule=f"{rule}; the number of samples is {sized_len(loader.dataset)}", fix=fix)
     # As Lightning did with the loader of a prediction, whose samples it records.
     is_recorded = stage == RunningStage.PREDICTING and batches is not None
     other = _with_batches(loader, _IndexBatchSamplerWrapper(shared) if is_recorded else shared)  # type: ignore[arg-type]

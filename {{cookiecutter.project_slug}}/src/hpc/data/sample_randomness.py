@@ -33,8 +33,12 @@ class SeededSamples(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the sample of one index: of a loader that makes no batches."""
-        return self.dataset[index]
+        """Return the sample of one index: for `__getitems__`, or for a loader that makes no batches."""
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"in sample {index} of {type(self.dataset).__name__}")
+            raise
 
     def __getitems__(self, indices: EpochIndices) -> Any:
         with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
@@ -46,7 +50,7 @@ class SeededSamples(Dataset):
 
     def _sample(self, index: Any, seed: int) -> Any:
         randomness.seed_host(seed)
-        return self.dataset[index]
+        return self[index]
 
 
 def seed_samples(loader: DataLoader, seed: int) -> None:

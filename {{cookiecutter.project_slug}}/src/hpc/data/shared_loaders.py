@@ -137,7 +137,7 @@ def shard_dataloader(
         return share_loader(_as_plain_loader(loader), stage, **place)
     if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
         rule = "A loader must be iterable, once for each epoch"
-        raise loader_error(split, loader, rule=rule, fix="a torch.utils.data.DataLoader, or a list of batches")
+        raise loader_error(split, loader, rule=rule, fix="a torch.utils.data.DataLoader")
     stream = StreamLoader(loader, **place, split=split)
     return stream, stream.note
 
@@ -157,28 +157,46 @@ def may_be_uneven(loader: Any) -> bool:
 
 
 def reject_differing_orders(loaders: Any, group: Any) -> None:
-    """Compare the order that each loader has drawn. All ranks must call this after its first batch.
+    """Compare each loader's length, and the order that it has drawn. All ranks must call this after its first batch.
 
     Args:
         group: of all ranks, on the host; None: there is one rank.
 
     Raises:
-        ConfigError: on all ranks, if they took their parts of different orders: some samples would be repeated.
+        ConfigError: on all ranks, if they have different numbers of batches, or took their parts of different orders:
+            some samples would be repeated.
     """
-    batch_samplers = [noted_batches.index_sampler(loader) for loader in tree_leaves(loaders)] if group else []
-    for batches in batch_samplers:
+    for loader in tree_leaves(loaders) if group else []:
+        if is_map_style(loader):
+            _reject_differing_lengths(loader, group)
+        batches = noted_batches.index_sampler(loader)
         shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else unwrap(batches)
         if not isinstance(shared, RankSampler) or shared.is_compared or shared.checksum is None:
             continue
         shared.is_compared = True
-        max_and_minus_min = torch.tensor([shared.checksum, -shared.checksum])
-        dist.all_reduce(max_and_minus_min, dist.ReduceOp.MAX, group=group)
-        if max_and_minus_min.sum():
+        least, most = _extremes(shared.checksum, group)
+        if least < most:
             name = type(shared.sampler).__name__
             rule = f"{name} must give all ranks the same order of samples, of which each gets its part; "
             rule += "it gives them different orders"
-            fix = f"shuffle=True in place of it, or in {name} a fixed seed and nothing else that differs between ranks"
+            fix = f"the same dataset on all ranks, and shuffle=True in place of {name}, or in {name} a fixed seed and "
+            fix += "nothing else that differs between ranks"
             raise ConfigError("data", name, rule, fix)
+
+
+def _reject_differing_lengths(loader: DataLoader, group: Any) -> None:
+    least, most = _extremes(len(loader), group)
+    if least < most:
+        rule = "The loader must have equally many batches on all ranks, which would wait for each other; it has "
+        fix = "a loader of the whole dataset, without a sampler, on each rank: it is shared out"
+        raise loader_error("train", loader, rule=f"{rule}{least} on one and {most} on another", fix=fix)
+
+
+def _extremes(number: int, group: Any) -> tuple[int, int]:
+    """Return the smallest and the largest number of all ranks."""
+    max_and_minus_min = torch.tensor([number, -number])
+    dist.all_reduce(max_and_minus_min, dist.ReduceOp.MAX, group=group)
+    return -int(max_and_minus_min[1]), int(max_and_minus_min[0])
 
 
 def run_seed() -> int:

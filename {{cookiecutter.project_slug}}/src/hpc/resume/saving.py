@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
-from hpc.checkpoint import on_disk
+from hpc.checkpoint import on_disk, plain_data
 from hpc.checkpoint.strategy_state import MANIFEST_KEY, ON_PUBLISHED, VALIDATED_WEIGHTS
 from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.sections import CheckpointConfig
@@ -82,6 +82,9 @@ class Saver:
             trainer.save_checkpoint(final, weights_only=False)
         except CheckpointNotWritten as error:
             self._warn(trainer, step, error)
+        except Exception as error:
+            plain_data.raise_config_error_for_callback(error, trainer.callbacks)  # type: ignore[attr-defined]
+            raise
         finally:
             self._is_saving = False
         self.saved_step, self._saved_time = step, time.monotonic()

@@ -112,7 +112,7 @@ class Watchdog:
         # Destructors of process groups wait for ranks that are gone. These limits hold without the interpreter's lock.
         faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
         signal.alarm(int(2 * EXIT_SECONDS))
-        text = _first_line(error)
+        text = _in_one_line(error)
         self._tell_peers(text)
         stack = "".join(traceback.format_exception(error))
         _run_within(LAST_WORDS_SECONDS, lambda: self._write_cause(text, stack))
@@ -231,6 +231,13 @@ def _run_within(seconds: float, function: Callable[[], object]) -> None:
     thread.join(seconds)
 
 
-def _first_line(error: BaseException) -> str:
-    """Return `Type: message` with the first line of the message."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+def _in_one_line(error: BaseException) -> str:
+    """Return `Type: message` with the first line of the message, and the notes of the error.
+
+    A worker of a DataLoader hands on its error as text, in which a traceback comes first.
+    """
+    lines = list(filter(None, str(error).splitlines()))
+    if "Original Traceback (most recent call last):" in lines:
+        lines = lines[1 + max(number for number, line in enumerate(lines) if line.startswith((" ", "Original "))) :]
+        return ", ".join(lines)
+    return ", ".join([f"{type(error).__name__}: {''.join(lines[:1])}", *getattr(error, "__notes__", ())])

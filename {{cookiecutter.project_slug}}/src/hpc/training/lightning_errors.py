@@ -45,6 +45,10 @@ def _convert(error: Exception) -> None:
         rule = "The optimizer needs a parameter to train, but all are frozen; "
         rule += "the head may share its weight with the frozen backbone"
         raise ConfigError("model", None, rule, "callbacks=default, or a head with a weight of its own") from error
+    if "got num_samples=0" in str(cause):  # torch.utils.data.RandomSampler
+        rule = "A dataset that is shuffled must have a sample; this one is empty"
+        fix = "data with samples: perhaps a path, a pattern or a split is wrong"
+        raise ConfigError("data", None, rule, fix) from error
     raise_config_error_for_arguments(error)
     _reject_unfit_batch(cause)
     is_lightning_value_error = isinstance(cause, ValueError) and _is_raised_by_lightning(cause)
