@@ -29,7 +29,8 @@ DATA = {
     "series": "data.train_file={0}/train.pkl data.val_file={0}/val.pkl data.test_file={0}/test.pkl",
     "unet": "data.path={}/fields.h5",
 }
-QUIET = ["callbacks.progress=null", "+trainer.enable_progress_bar=false", "callbacks.monitor=null"]
+NO_BAR = "+trainer.enable_progress_bar=false"
+QUIET = ["callbacks.progress=null", NO_BAR, "callbacks.monitor=null"]
 QUIET += ["trainer.log_every_n_steps=1", "trainer.max_epochs=2"]
 # Two tasks on Slurm. The second holds in mid-epoch, so that both are there to be killed.
 ON_SLURM = ["cluster=test", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true", "callbacks=witness"]
@@ -47,6 +48,7 @@ CALLBACKS = {
     "unfreezing": {"_target_": "BackboneFinetuning", "unfreeze_backbone_at_epoch": 1},
     "accumulation": {"_target_": "GradientAccumulationScheduler", "scheduling": {0: 1, 1: 2}},
     "device_stats": {"_target_": "DeviceStatsMonitor", "cpu_stats": True},
+    "rich_progress": {"_target_": "RichProgressBar", "leave": True},
 }
 
 
@@ -84,7 +86,9 @@ class Ports:
         Another name is that of a callback, which is added to the default experiment.
         """
         if name not in DATA:
-            return [f"callbacks={name}", "+trainer.limit_train_batches=6", "+trainer.limit_test_batches=1", *QUIET]
+            limits = ["+trainer.limit_train_batches=6", "+trainer.limit_test_batches=1"]
+            quiet = [word for word in QUIET if word != NO_BAR or name != "rich_progress"]
+            return [f"callbacks={name}", *limits, *quiet]
         folder = self.data / name
         if DATA[name] and not folder.exists():
             command = [sys.executable, str(PORTS / name / "make_data.py"), str(folder)]
@@ -92,7 +96,7 @@ class Ports:
         return [f"model={name}", f"data={name}", *DATA[name].format(folder).split(), *QUIET]
 
     def start(self, run: str, words: list[str], *, num_ranks: int, stop_at: int | None = None) -> tuple[list[int], str]:
-        """Start a run on some ranks. Return their exit codes and what they printed."""
+        """Start a run on some ranks, or resume it. Return their exit codes and what they printed."""
         if self.ranks is None:
             self.ranks = subprocess.Popen(
                 [sys.executable, str(self.project / "tests" / "ranks.py")],
@@ -101,6 +105,8 @@ class Ports:
         log = self.runs / f"{run}.log"
         before = log.stat().st_size if log.exists() else 0
         words = [*words, f"run_dir={self.runs / run}", "trainer.accelerator=cpu", f"trainer.devices={num_ranks}"]
+        if (self.runs / run / "config.yaml").exists():
+            words = [f"resume={self.runs / run}"]
         start = {"log": str(log), "words": words, "ranks": num_ranks, "stop_at": stop_at}
         self.ranks.stdin.write(json.dumps(start) + "\n")
         self.ranks.stdin.flush()

@@ -13,6 +13,7 @@ from conftest import REPO
 from port_runs import CALLBACKS, DATA, LAYOUTS, PORTS, Ports
 from slurm_nodes import Slurm
 from slurm_project import Desk, made_for_tests
+from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
     assert ports.report(name, layout) == ""
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", soak_all_but(DATA, "gan", "series"))
 def test_the_step_of_others_is_traced_or_planned_by_its_parameters(name: str, ports: Ports) -> None:
     assert ports.plan(name) == ("by parameters" if name in LOOK_AT_VALUES else "traced")
 

@@ -455,8 +455,8 @@ class Endless(Sampler[int]):
     [
         (iter([1]), TRAIN, "must be iterable, once for each epoch"),
         (DataLoader(range(1)), TRAIN, "Each of the 2 ranks must get a batch; the number of samples is 1"),  # type: ignore[arg-type]
-        (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
-        (DataLoader(range(9), batch_sampler=Few()), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; the number of samples is 9"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_sampler=Few()), TRAIN, "must get a batch; the number of samples is 9"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_a_loader_that_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
