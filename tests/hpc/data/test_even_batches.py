@@ -1,5 +1,6 @@
 """Check ranks with different numbers of batches: none waits for ever, and no sample counts twice or never."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from test_bad_input import STRANGER
+from test_bad_input import words as stranger_words
 from torchmetrics import MeanMetric
 
 from hpc.data.even_batches import suppressed
@@ -83,6 +86,48 @@ def test_ranks_with_fewer_batches_compute_along_and_count_nothing(
     assert sorted(map(len, seen)) == [4, 6] and Counter(seen[0] + seen[1]) == dict.fromkeys(range(10), 1)
     assert re.search(r"test/loss 24\.5000", output), output[-500:]  # the mean of 0 to 49
     assert "5 batches of Pairs are shared out among 2 ranks in turns" in output
+
+
+# Logs as Lightning's documentation does; no step changes the weights.
+MEANS = """
+from torchmetrics import MeanSquaredError
+
+before = Line.__init__
+
+def __init__(self, **options):
+    before(self)
+    self.errors = MeanSquaredError().set_dtype(torch.float64)  # torchmetrics does not follow the module's
+
+def test_step(self, batch, batch_idx):
+    outputs = self.layer(batch[0])
+    self.errors(outputs, batch[1])
+    self.log("error", self.errors)
+    self.log("mean", outputs.square().mean(), sync_dist=True, batch_size=len(outputs))
+
+Line.__init__, Line.test_step = __init__, test_step
+Line.configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), 0.0)
+Data.test_dataloader = lambda self: DataLoader(Points(50), batch_size=SIZE)
+"""
+LAYOUTS = [
+    (1, 7),
+    (2, 8),
+    (3, 8),
+    (3, 50),
+]  # ranks, batch size; one of three ranks has fewer batches of 8
+
+
+@pytest.mark.slow
+def test_means_of_samples_are_the_same_for_any_batch_size_and_number_of_ranks(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    metrics = []
+    for num_ranks, size in [(1, 50), *LAYOUTS]:
+        run_dir, patch = tmp_path / f"{num_ranks}-{size}", STRANGER + MEANS.replace("SIZE", str(size))
+        words = [*stranger_words(min(num_ranks, 2)), f"trainer.devices={num_ranks}", "data.global_batch_size=48"]
+        start(run_dir, num_ranks, [*words, "trainer.precision=64-true", "trainer.max_steps=1"], patch=patch)
+        metrics.append(json.loads((run_dir / "attempts.jsonl").read_text().splitlines()[-1])["metrics"])
+    assert set(metrics[0]) == {"error", "mean"}
+    assert metrics[1:] == [pytest.approx(metrics[0], rel=0, abs=1e-9)] * len(LAYOUTS)
 
 
 def test_a_suppressed_step_leaves_no_trace() -> None:

@@ -240,6 +240,37 @@ def test_a_loss_that_is_nan_ends_the_run_before_it_is_saved(start: Callable[...,
     assert steps(tmp_path / "run") == [1, 2, 3, 4, 5] and torch.isfinite(last_weight(tmp_path / "run"))
 
 
+LOGS = """
+from torchmetrics import MeanMetric
+
+before = Line.__init__
+
+def __init__(self, **options):
+    before(self)
+    self.metric = MeanMetric()
+
+def training_step(self, batch, batch_idx):
+    loss = self.compute_loss(batch)
+    self.metric(loss)
+    self.log("own", loss, on_epoch=True)
+    self.log("shared", loss, on_epoch=True, sync_dist=True)
+    self.log("metric", self.metric, on_epoch=True, on_step=False)
+    self.log("step", loss)
+    return loss
+
+Line.__init__, Line.training_step = __init__, training_step
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_logged_value_that_depends_on_the_number_of_ranks_is_warned_of_once(
+    num_ranks: int, start: Callable[..., str], tmp_path: Path
+) -> None:
+    said = start(tmp_path / "run", num_ranks, words(num_ranks, "strategy=ddp"), patch=STRANGER + LOGS)
+    assert said.count("It is recommended to use `self.log('own', ..., sync_dist=True)`") == num_ranks - 1
+    assert said.count("It is recommended to use `self.log(") == num_ranks - 1
+
+
 # What a checkpoint cannot hold
 
 

@@ -1,5 +1,6 @@
 """The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
 
+import warnings
 from typing import Any
 
 import lightning as L
@@ -73,6 +74,8 @@ def make_trainer(
         channels_last=strategy.channels_last,
         precision=str(cfg.trainer.precision),
     )
+    if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
+        warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     record.log_config(trainer, cfg)
     return trainer
 
