@@ -74,6 +74,27 @@ def flops(trace: Trace, direction: str = "forward") -> float:
 PRODUCTS = 2 * (WIDTH * 32 + 32)  # of a forward pass of Regression
 
 
+class Lengths(L.LightningModule):
+    """Compute with the lengths of texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+
+    def training_step(self, batch: list[str] | str, batch_idx: int) -> Tensor:
+        texts = [batch] if isinstance(batch, str) else batch
+        return self.net(torch.tensor([[float(len(text))] for text in texts])).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_a_batch_may_be_strings(batch_size: int | None):
+    trace = traced(Lengths, ["one", "another"] * 4, loading={"batch_size": batch_size})
+    assert not trace.by_parameters and trace.num_parameters == 2
+
+
 def test_a_batch_may_be_a_dict_and_the_loss_any_function():
     trace = traced(Regression)
     assert [part.name for part in trace.parts] == ["before", "loss"]
