@@ -1,7 +1,7 @@
 """Each port trains, and tests itself if it can, with a plain Lightning Trainer: none of the template is involved.
 
-They train in a process of their own: one whose OpenMP threads have started cannot be forked, and test_drawn_runs.py forks
-the process of pytest.
+They train in a process of their own: one whose OpenMP threads have started cannot be forked, and test_drawn_runs.py
+forks the process of pytest.
 """
 
 import runpy
