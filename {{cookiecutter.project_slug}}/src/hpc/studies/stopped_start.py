@@ -5,6 +5,7 @@ import signal
 from typing import Any
 
 import lightning as L
+
 from hpc.run import command_line
 from hpc.run.program import rank_process
 
