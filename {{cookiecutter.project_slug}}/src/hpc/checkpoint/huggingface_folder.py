@@ -34,7 +34,8 @@ def write(run_dir: Path, out: Path, *, step: int | None = None, best: bool = Fal
     try:
         part.mkdir()
         model.save_pretrained(part)
-        _copy_tokenizer(Path(model.name_or_path), part)
+        if model.name_or_path:  # of a model that was not loaded from a folder it is empty
+            _copy_tokenizer(Path(model.name_or_path), part)
         part.replace(out)
     except OSError as error:
         rule, given = "must be a folder that can be written", f"{out} ({error.strerror or error})"

@@ -6,9 +6,9 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, first_line
 
 from .checks import require_pretrained
 
@@ -24,7 +24,8 @@ class CausalLM(L.LightningModule):
         lora: arguments of `peft.LoraConfig`; if given, only the adapters are trained.
 
     Raises:
-        ConfigError: there is no such folder, transformers is not installed, or no parameter has such a name.
+        ConfigError: there is no such folder, transformers is not installed, or `frozen` or `lora` do not fit
+            the model.
     """
 
     def __init__(
@@ -47,17 +48,9 @@ class CausalLM(L.LightningModule):
             pretrained, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
         for prefix in frozen:
-            parameters = [parameter for name, parameter in model.named_parameters() if name.startswith(prefix)]
-            if not parameters:
-                names = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
-                rule = f"must be beginnings of names of parameters, which are in {names}"
-                raise ConfigError("model.frozen", prefix, rule, "model.frozen=[<one of them>]")
-            for parameter in parameters:
-                parameter.requires_grad = False
+            freeze(model, prefix)
         if lora:
-            from peft import LoraConfig, get_peft_model
-
-            model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora))
+            model = add_adapters(model, lora)
         self.model = model.train()  # it is loaded with dropout off, and Lightning leaves that as it is
 
     def forward(self, **batch: Tensor) -> Any:
@@ -84,3 +77,25 @@ class CausalLM(L.LightningModule):
     def _evaluate(self, stage: str, batch: dict[str, Tensor]) -> None:
         loss = self(**batch).loss
         self.log(f"{stage}/loss", loss, prog_bar=True, sync_dist=True, batch_size=len(batch["input_ids"]))
+
+
+def freeze(model: nn.Module, prefix: str) -> None:
+    """Exclude the parameters whose names begin with this from training. Raise `ConfigError` if there are none."""
+    parameters = dict(model.named_parameters())
+    if not (names := [name for name in parameters if name.startswith(prefix)]):
+        shown = ", ".join([*parameters][:10])
+        rule = f"must be beginnings of names of parameters, which are {shown}, ..."
+        raise ConfigError("model.frozen", prefix, rule, "model.frozen=[<the beginning of one of them>]")
+    for name in names:
+        parameters[name].requires_grad = False
+
+
+def add_adapters(model: Any, lora: Mapping[str, Any]) -> nn.Module:
+    """Return the model with LoRA adapters, which alone are trained. Raise `ConfigError` if they do not fit."""
+    from peft import LoraConfig, get_peft_model
+
+    try:
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora))
+    except (TypeError, ValueError) as error:
+        rule = f"must be arguments of peft.LoraConfig that fit the model: {first_line(error)}"
+        raise ConfigError("model.lora", dict(lora), rule, "model.lora.target_modules=all-linear") from error
