@@ -12,37 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from port_runs import LAYOUTS, QUIET, Ports
+from port_runs import HERE, LAYOUTS, QUIET, Ports
 from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
-NOUNS, VERBS = ("wind", "river", "glacier", "cloud", "sensor", "storm"), ("moves", "follows", "measures")
-SENTENCES = [f"the {noun} {verb} a {other}" for noun in NOUNS for verb in VERBS for other in NOUNS]
-MADE = """
-import sys
-from pathlib import Path
-
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedTokenizerFast
-
-folder = Path(sys.argv[1])
-torch.manual_seed(5)
-ids = {"bos_token_id": 0, "eos_token_id": 0}
-gpt2 = GPT2Config(vocab_size=257, n_positions=32, n_embd=48, n_layer=3, n_head=3, **ids)
-llama = LlamaConfig(vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-                    num_key_value_heads=2, max_position_embeddings=32, **ids)
-for name, config in {"gpt2": gpt2, "llama": llama}.items():
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
-tokenizer = Tokenizer(models.BPE())
-tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-tokenizer.decoder = decoders.ByteLevel()
-alphabet = pre_tokenizers.ByteLevel.alphabet()
-trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<end>"], initial_alphabet=alphabet)
-tokenizer.train([str(folder / "text.txt")], trainer)
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder / "llama")
-"""
 # Exports a run and prints how far the logits of the folder are from those of the run's module; and which parameters of
 # the module still are as they were in the pretrained one.
 EXPORTED = """
@@ -83,9 +57,8 @@ class Finetuning(Ports):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.environ |= {"HF_HOME": str(self.runs / "cache")}
-        (self.data / "text.txt").write_text("\n".join(SENTENCES * 2))
-        (self.data / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in SENTENCES * 2))
-        self.python(MADE, str(self.data))
+        command = [sys.executable, str(HERE / "small_models.py"), str(self.data)]
+        subprocess.run(command, check=True, capture_output=True, env=self.environ)
 
     def words(self, name: str) -> list[str]:
         """Return the words of `frozen` or `lora`, perhaps with `+ema`, or of a port."""
@@ -94,7 +67,8 @@ class Finetuning(Ports):
             return super().words(case)
         words = [word.format(self.data) for word in WORDS[case]] + (EMA if averaged else [])
         words += ["data.block_size=16", "data.batch_size=8", "model.learning_rate=0.01", "model.warmup_steps=3"]
-        return ["experiment=finetune_hf", "checkpoint.monitor=null", *words, *QUIET]
+        words += ["checkpoint.monitor=null", "callbacks.throughput=null"]
+        return ["experiment=finetune_hf", *words, *QUIET]
 
     def python(self, code: str, *arguments: str) -> str:
         command = [sys.executable, "-c", code, *arguments]

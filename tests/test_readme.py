@@ -136,6 +136,24 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+def finetuned(desk: Desk, command: str) -> None:
+    """Fine-tune a small model, made here, for two steps, on this machine's CPU; or do so and export it."""
+    small = desk.folder / "small"
+    desk.succeeds(f"python {REPO / 'tests' / 'small_models.py'} {shlex.quote(str(small))}")
+    command = command.replace("/models/llama_mine", shlex.quote(str(desk.folder / "mine")))
+    train = "python train.py experiment=finetune_hf model.folder=/models/llama data.files=/data/text/*.jsonl"
+    train = command if "train.py" in command else train
+    train = re.sub(r"/data/text/\S*jsonl'?", shlex.quote(str(small / "text.jsonl")), train)
+    train = train.replace("/models/llama", shlex.quote(str(small / "llama"))).replace("trainer=gpu", "trainer=cpu")
+    words = f"data.block_size=16 trainer.max_steps=2 run_dir={shlex.quote(str(desk.folder / 'run'))}"
+    desk.succeeds(f"HF_HOME={shlex.quote(str(desk.folder / 'cache'))} {train} {words}")
+    if "export.py" in command:
+        desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder / "run"))))
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+            f.name for f in (desk.folder / "mine").iterdir()
+        }
+
+
 def reported(desk: Desk, command: str) -> None:
     desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.brief_run))))
     assert (desk.brief_run / "report.html").exists()
@@ -257,6 +275,7 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
 # A pattern for the whole command, and how it is tested. A command that matches no row fails: add a row.
 HOW = [
     (r"python (train|submit)\.py model=mine.*", brought),
+    (r"python train\.py experiment=finetune_hf .*|python tools/export\.py .* --hf", finetuned),
     (r"make \w+", made),
     (r"python -m pip install .*|(wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),

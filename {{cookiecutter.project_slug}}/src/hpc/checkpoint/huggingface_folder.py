@@ -29,7 +29,7 @@ def write(run_dir: Path, out: Path, *, step: int | None = None, best: bool = Fal
     extras.require("huggingface", "--hf", None)
     cfg = frozen_config.read_compatible(run_dir)
     checkpoint = export.choose_checkpoint(run_dir, step=step, best=best)
-    model = _merge_adapters(find_model(trained.load_module(cfg, checkpoint)))
+    model = merge_adapters(find_model(trained.load_module(cfg, checkpoint)))
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.mkdir()
@@ -71,7 +71,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json"))
 
 
-def _merge_adapters(model: Any) -> Any:
+def merge_adapters(model: Any) -> Any:
     from peft import PeftModel
 
     if not isinstance(model, PeftModel):
