@@ -23,6 +23,8 @@ DEFAULTS |= {"project_slug": "my-research", "package_name": "my_research"}
 README = {"template": REPO / "README.md", "project": REPO / "{{cookiecutter.project_slug}}" / "README.md"}
 README["bring your own"] = REPO / "docs" / "bring-your-own.md"
 
+FINETUNE = "python train.py experiment=finetune_hf model.folder={0}/llama data.files={0}/text.jsonl"
+
 
 def commands(readme: Path) -> list[str]:
     """Return each command of the bash blocks once: continued lines joined, split at `&&`, without comments."""
@@ -137,21 +139,21 @@ def exported(desk: Desk, command: str) -> None:
 
 
 def finetuned(desk: Desk, command: str) -> None:
-    """Fine-tune a small model, made here, for two steps, on this machine's CPU; or do so and export it."""
-    small = desk.folder / "small"
-    desk.succeeds(f"python {REPO / 'tests' / 'small_models.py'} {shlex.quote(str(small))}")
-    command = command.replace("/models/llama_mine", shlex.quote(str(desk.folder / "mine")))
-    train = "python train.py experiment=finetune_hf model.folder=/models/llama data.files=/data/text/*.jsonl"
-    train = command if "train.py" in command else train
-    train = re.sub(r"/data/text/\S*jsonl'?", shlex.quote(str(small / "text.jsonl")), train)
-    train = train.replace("/models/llama", shlex.quote(str(small / "llama"))).replace("trainer=gpu", "trainer=cpu")
-    words = f"data.block_size=16 trainer.max_steps=2 run_dir={shlex.quote(str(desk.folder / 'run'))}"
-    desk.succeeds(f"HF_HOME={shlex.quote(str(desk.folder / 'cache'))} {train} {words}")
+    """Fine-tune a small model for two steps, or export it. Model and run are made once for all commands."""
+    mine, shared = desk.folder / "mine", desk.brief_run.parent
+    small, run = shared / "small", shared / "finetuned"
+    if not small.exists():
+        desk.succeeds(f"python {REPO / 'tests' / 'small_models.py'} {small}")
+    places = {"/models/llama_mine": mine, "/models/llama": small / "llama", "/data/text": small, "runs/NAME": run}
+    for place, here in places.items():
+        command = command.replace(place, str(here))
+    words = "trainer=cpu trainer.max_steps=2 data.block_size=16"
+    train = f"HF_HOME={small} {command if 'train.py' in command else FINETUNE.format(small)} {words}"
+    if "train.py" in command or not run.exists():
+        desk.succeeds(f"{train} run_dir={desk.folder / 'run' if run.exists() else run}")
     if "export.py" in command:
-        desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder / "run"))))
-        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-            f.name for f in (desk.folder / "mine").iterdir()
-        }
+        desk.succeeds(command)
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in mine.iterdir()}
 
 
 def reported(desk: Desk, command: str) -> None:
