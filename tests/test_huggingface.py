@@ -48,7 +48,6 @@ WORDS = {
     "frozen": ["data.files={}/text.txt", "model.folder={}/gpt2", f"model.frozen=[{','.join(FROZEN)}]"],
     "lora": ["data.files={}/text.jsonl", "model.folder={}/llama", "model=huggingface_lora", "model.lora.r=4"],
 }
-EMA = ["+callbacks.ema._target_=lightning.pytorch.callbacks.EMAWeightAveraging", "+callbacks.ema.decay=0.8"]
 
 
 class Finetuning(Ports):
@@ -57,7 +56,8 @@ class Finetuning(Ports):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.environ |= {"HF_HOME": str(self.runs / "cache")}
-        command = [sys.executable, str(HERE / "small_models.py"), str(self.data)]
+        self.small = self.runs / "small"
+        command = [sys.executable, str(HERE / "small_models.py"), str(self.small)]
         subprocess.run(command, check=True, capture_output=True, env=self.environ)
 
     def words(self, name: str) -> list[str]:
@@ -65,7 +65,7 @@ class Finetuning(Ports):
         case, _, averaged = name.partition("+")
         if case not in WORDS:
             return super().words(case)
-        words = [word.format(self.data) for word in WORDS[case]] + (EMA if averaged else [])
+        words = [word.format(self.small) for word in WORDS[case]] + (["callbacks=ema"] if averaged else [])
         words += ["data.block_size=16", "data.batch_size=8", "model.learning_rate=0.01", "model.warmup_steps=3"]
         words += ["checkpoint.monitor=null", "callbacks.throughput=null"]
         return ["experiment=finetune_hf", *words, *QUIET]
@@ -79,7 +79,7 @@ class Finetuning(Ports):
     def export(self, name: str, layout: str) -> tuple[Path, dict[str, Any]]:
         """Export a run after `train`. Return the folder, and what EXPORTED has printed."""
         out = self.runs / f"{name} {layout}"
-        pretrained = str(self.data / MODELS[name]) if name in MODELS else ""
+        pretrained = str(self.small / MODELS[name]) if name in MODELS else ""
         lines = self.python(EXPORTED, str(self.run_dir(name, layout)), str(out), pretrained).splitlines()
         return out, json.loads(lines[-1])
 
