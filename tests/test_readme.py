@@ -87,7 +87,7 @@ def brought(desk: Desk, command: str) -> None:
         text = (port / f"{group}.yaml").read_text().replace("research_mnist.", "mine.")
         (mine / "configs" / group / "mine.yaml").write_text(text)
     desk.succeeds(f"python {port / 'make_data.py'} data/mine", mine)
-    is_run = "train.py" in command or "--dry-run" in command
+    is_run = any(word in command for word in ("train.py", "check.py", "--dry-run"))
     desk.succeeds(command if is_run else f"{command} --dry-run", mine)
 
 
@@ -276,7 +276,7 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
 
 # A pattern for the whole command, and how it is tested. A command that matches no row fails: add a row.
 HOW = [
-    (r"python (train|submit)\.py model=mine.*", brought),
+    (r"python (train|submit|tools/check)\.py model=mine.*", brought),
     (r"python train\.py experiment=finetune_hf .*|python tools/export\.py .* --hf", finetuned),
     (r"make \w+", made),
     (r"python -m pip install .*|(wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads

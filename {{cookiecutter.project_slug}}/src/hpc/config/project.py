@@ -15,9 +15,9 @@ SHIPPED_CLUSTERS = Path("src", HPC, "jobs", "cluster")  # in a project
 
 @cache
 def researcher_packages() -> tuple[str, ...]:
-    """Return the names of the researcher's packages, which lie beside this package."""
-    folders = (path for path in SOURCES.iterdir() if path.name.isidentifier() and path.name != HPC)
-    return tuple(sorted(path.name for path in folders if (path / "__init__.py").is_file()))
+    """Return the names of the researcher's packages, and modules of one file, which lie beside this package."""
+    beside = (path for path in SOURCES.iterdir() if path.stem.isidentifier() and path.name != HPC)
+    return tuple(sorted(path.stem for path in beside if path.suffix == ".py" or (path / "__init__.py").is_file()))
 
 
 def is_project_code(module: str) -> bool:
