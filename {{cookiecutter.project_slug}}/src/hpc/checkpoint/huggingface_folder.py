@@ -51,8 +51,8 @@ def find_model(module: nn.Module) -> Any:
     Raises:
         ConfigError: there is none, or there are several.
     """
-    from peft import PeftModel
-    from transformers import PreTrainedModel
+    from peft import PeftModel  # pyright: ignore[reportMissingImports]
+    from transformers import PreTrainedModel  # pyright: ignore[reportMissingImports]
 
     models: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
@@ -72,19 +72,19 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def merge_adapters(model: Any) -> Any:
-    from peft import PeftModel
+    from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
     if not isinstance(model, PeftModel):
         return model
     if not hasattr(model.base_model, "merge_and_unload"):
-        kind = model.active_peft_config.peft_type.value
+        kind = getattr(model.active_peft_config.peft_type, "value", None)
         rule = "must have adapters that can be merged into the weights, such as LoRA"
         raise ConfigError("model", kind, rule, "without --hf: all weights as one safetensors file")
     return model.merge_and_unload()
 
 
 def _copy_tokenizer(source: Path, out: Path) -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
 
     if has_tokenizer(source):
         AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False).save_pretrained(out)

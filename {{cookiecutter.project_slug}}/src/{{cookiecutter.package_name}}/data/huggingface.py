@@ -67,8 +67,8 @@ class LocalText(L.LightningDataModule):
 
     def _load(self) -> Any:
         """Return datasets of blocks, "train" and "test"."""
-        from datasets import load_dataset
-        from transformers import AutoTokenizer
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
+        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
 
         kind = "text" if self.files["train"][0].endswith(".txt") else "json"
         texts = load_dataset(kind, data_files=self.files)

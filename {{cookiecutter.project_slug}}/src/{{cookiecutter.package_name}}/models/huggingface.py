@@ -39,7 +39,8 @@ class CausalLM(L.LightningModule):
     ) -> None:
         super().__init__()
         pretrained = require_pretrained(folder)
-        from transformers import AutoModelForCausalLM  # an extra: only runs of this model need it
+        # Extras are imported here, as only runs of this model need them.
+        from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
         self.save_hyperparameters()
         # In float32, whatever the file has: bf16 would round AdamW's small steps away. trainer.precision=bf16-mixed
@@ -66,7 +67,7 @@ class CausalLM(L.LightningModule):
         self._evaluate("test", batch)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        from transformers import get_linear_schedule_with_warmup
+        from transformers import get_linear_schedule_with_warmup  # pyright: ignore[reportMissingImports]
 
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=self.hparams["learning_rate"], weight_decay=0.0)
@@ -92,7 +93,7 @@ def freeze(model: nn.Module, prefix: str) -> None:
 
 def add_adapters(model: Any, lora: Mapping[str, Any]) -> nn.Module:
     """Return the model with LoRA adapters, which alone are trained. Raise `ConfigError` if they do not fit."""
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
 
     try:
         return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora))
