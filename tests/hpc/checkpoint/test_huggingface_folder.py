@@ -15,7 +15,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from hpc.checkpoint import huggingface_folder, trained
+from hpc.config import compose
 from hpc.config.errors import ConfigError
+from hpc.config.freezing import to_frozen_yaml
 
 export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
 
@@ -100,3 +102,13 @@ def test_a_folder_that_exists_and_a_checkpoint_without_its_run_are_rejected(
         with pytest.raises(ConfigError, match=message):
             export["main"]()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_directory_builds_only_trusted_classes(tmp_path: Path) -> None:
+    cfg = compose.compose_overrides([f"run_dir={tmp_path / 'run'}"])
+    cfg.model = {"_target_": "subprocess.run", "args": ["touch", str(tmp_path / "built")]}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(to_frozen_yaml(cfg))
+    with pytest.raises(ConfigError, match="must be in a trusted package"):
+        huggingface_folder.write(tmp_path / "run", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
