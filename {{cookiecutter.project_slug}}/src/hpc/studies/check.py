@@ -51,7 +51,12 @@ class Check:
 
     def trains(self, title: str, name: str, *, strategy: str, num_processes: int) -> bool:
         """Train some steps. Print and return whether that works."""
-        words = [*self.words, f"strategy={strategy}", f"trainer.devices={num_processes}", f"run_dir={self.folder / name}"]
+        words = [
+            *self.words,
+            f"strategy={strategy}",
+            f"trainer.devices={num_processes}",
+            f"run_dir={self.folder / name}",
+        ]
         began = time.monotonic()
         code, output = self._start(name, "train.py", *words)
         self._print(title, "" if code == 0 else _last_message(output), name=name, seconds=time.monotonic() - began)

@@ -5,6 +5,7 @@ import signal
 from typing import Any
 
 import lightning as L
+
 from hpc.run import command_line
 from hpc.run.program import rank_process
 
@@ -32,7 +33,8 @@ def main() -> None:
 
         def make_stopped_trainer(*arguments: Any, **options: Any) -> L.Trainer:
             made = make_trainer(*arguments, **options)
-            made.callbacks.append(StopInMidEpoch())  # not through the config, which the resumed run has, too
+            # Not through the config, which the resumed run has, too.
+            made.callbacks.append(StopInMidEpoch())  # type: ignore[attr-defined]
             return made
 
         trainer.make_trainer = make_stopped_trainer  # train.py looks it up when it is called

@@ -26,6 +26,6 @@ def unlocks(module: L.LightningModule, data: Any) -> Iterator[tuple[str, str]]:
             "fsdp that gathers one layer at a time, and strategy.activation_checkpointing=true",
         )
     if not any(hasattr(part, "tensor_parallel_plan") for part in module.modules()):
-        yield "tensor_parallel_plan(), as in models/gpt.py", "strategy.tensor_parallel_size=, for layers too wide for fsdp"
+        yield "tensor_parallel_plan(), as in models/gpt.py", "strategy.tensor_parallel_size=, for wide layers"
     if not hasattr(module, "example_batch"):
         yield "example_batch(num_examples), which returns a blank batch", "plans on a machine that lacks the data"
