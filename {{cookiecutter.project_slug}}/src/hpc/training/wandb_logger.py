@@ -125,7 +125,7 @@ class OfflineWandbLogger(WandbLogger):
 
     def _start(self) -> None:
         """Start wandb's service and a new folder. If an earlier service has ended, log what it had not written."""
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         rows, self._unconfirmed = self._unconfirmed, []
         if self._run is not None:
