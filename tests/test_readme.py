@@ -23,6 +23,8 @@ DEFAULTS |= {"project_slug": "my-research", "package_name": "my_research"}
 README = {"template": REPO / "README.md", "project": REPO / "{{cookiecutter.project_slug}}" / "README.md"}
 README["bring your own"] = REPO / "docs" / "bring-your-own.md"
 
+FINETUNE = "python train.py experiment=finetune_hf model.folder={0}/llama data.files={0}/text.jsonl"
+
 
 def commands(readme: Path) -> list[str]:
     """Return each command of the bash blocks once: continued lines joined, split at `&&`, without comments."""
@@ -85,7 +87,7 @@ def brought(desk: Desk, command: str) -> None:
         text = (port / f"{group}.yaml").read_text().replace("research_mnist.", "mine.")
         (mine / "configs" / group / "mine.yaml").write_text(text)
     desk.succeeds(f"python {port / 'make_data.py'} data/mine", mine)
-    is_run = "train.py" in command or "--dry-run" in command
+    is_run = any(word in command for word in ("train.py", "check.py", "--dry-run"))
     desk.succeeds(command if is_run else f"{command} --dry-run", mine)
 
 
@@ -134,6 +136,24 @@ def exported(desk: Desk, command: str) -> None:
         command.replace("runs/NAME", shlex.quote(str(desk.brief_run))).replace(out.name, shlex.quote(str(out)))
     )
     assert out.stat().st_size > 1000
+
+
+def finetuned(desk: Desk, command: str) -> None:
+    """Fine-tune a small model for two steps, or export it. Model and run are made once for all commands."""
+    mine, shared = desk.folder / "mine", desk.brief_run.parent
+    small, run = shared / "small", shared / "finetuned"
+    if not small.exists():
+        desk.succeeds(f"python {REPO / 'tests' / 'small_models.py'} {small}")
+    places = {"/models/llama_mine": mine, "/models/llama": small / "llama", "/data/text": small, "runs/NAME": run}
+    for place, here in places.items():
+        command = command.replace(place, str(here))
+    words = "trainer=cpu trainer.max_steps=2 data.block_size=16"
+    train = f"HF_HOME={small} {command if 'train.py' in command else FINETUNE.format(small)} {words}"
+    if "train.py" in command or not run.exists():
+        desk.succeeds(f"{train} run_dir={desk.folder / 'run' if run.exists() else run}")
+    if "export.py" in command:
+        desk.succeeds(command)
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in mine.iterdir()}
 
 
 def reported(desk: Desk, command: str) -> None:
@@ -256,7 +276,8 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
 
 # A pattern for the whole command, and how it is tested. A command that matches no row fails: add a row.
 HOW = [
-    (r"python (train|submit)\.py model=mine.*", brought),
+    (r"python (train|submit|tools/check)\.py model=mine.*", brought),
+    (r"python train\.py experiment=finetune_hf .*|python tools/export\.py .* --hf", finetuned),
     (r"make \w+", made),
     (r"python -m pip install .*|(wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),

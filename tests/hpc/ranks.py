@@ -30,6 +30,9 @@ def main() -> None:
         start = json.loads(line)
         if any("deepspeed" in word for word in start["words"]):
             importlib.import_module("deepspeed")
+        if "experiment=finetune_hf" in start["words"]:
+            importlib.import_module("datasets")
+            importlib.import_module("peft")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

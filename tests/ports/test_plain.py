@@ -1,6 +1,13 @@
-"""Each port trains, and tests itself if it can, with a plain Lightning Trainer: none of the template is involved."""
+"""Each port trains, and tests itself if it can, with a plain Lightning Trainer: none of the template is involved.
+
+They train in a process of their own: one whose OpenMP threads have started cannot be forked, and test_drawn_runs.py
+forks the process of pytest.
+"""
 
 import runpy
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import hydra
@@ -46,22 +53,23 @@ def write_data(port, folder):
     runpy.run_path(str(PORTS / port / "make_data.py"))["make_data"](folder)
 
 
-def make_port(port, folder, monkeypatch):
-    """Write the data of `port` under `folder` and return its module and data module."""
-    monkeypatch.syspath_prepend(PORTS / port)
+@pytest.fixture(scope="module")
+def elsewhere():
+    """Yield a function that calls another one in that process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def train(port, folder):
+    """Write the data of `port` under `folder`, and train and test its module."""
+    sys.path.insert(0, str(PORTS / port))
     if (PORTS / port / "make_data.py").exists():
         write_data(port, folder)
     data = load_config(port, "data")
     for key, name in PATHS[port].items():
         data[key] = str(folder / name)
-    return hydra.utils.instantiate(load_config(port, "model")), hydra.utils.instantiate(data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("port", PATHS)
-def test_port_trains(port, tmp_path, monkeypatch):
     L.seed_everything(0)
-    model, data = make_port(port, tmp_path, monkeypatch)
+    model, data = hydra.utils.instantiate(load_config(port, "model")), hydra.utils.instantiate(data)
     before = {name: value.clone() for name, value in model.named_parameters()}
     trainer = L.Trainer(
         max_epochs=1,
@@ -77,17 +85,26 @@ def test_port_trains(port, tmp_path, monkeypatch):
     assert METRICS[port] <= set(trainer.callback_metrics)
     assert all(torch.isfinite(value).all() for value in trainer.callback_metrics.values())
     assert any(not torch.equal(value, before[name]) for name, value in model.named_parameters())
-
     assert is_overridden("test_step", model) == (port in TESTED)
     if port in TESTED:
         assert trainer.test(model, data)[0]
 
 
-@pytest.mark.slow
-def test_gpt2_from_pretrained(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(PORTS / "gpt2")
-    write_data("gpt2", tmp_path)
+def num_pretrained_layers(folder):
+    """Return the number of layers that the port's module has when it starts from a folder with weights."""
+    sys.path.insert(0, str(PORTS / "gpt2"))
+    write_data("gpt2", folder)
     config = load_config("gpt2", "model")
-    config.model_name_or_path = str(tmp_path / "pretrained")
-    model = hydra.utils.instantiate(config)
-    assert model.model.config.n_layer == 2
+    config.model_name_or_path = str(folder / "pretrained")
+    return hydra.utils.instantiate(config).model.config.n_layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", PATHS)
+def test_port_trains(elsewhere, port, tmp_path):
+    elsewhere(train, port, tmp_path)
+
+
+@pytest.mark.slow
+def test_gpt2_from_pretrained(elsewhere, tmp_path):
+    assert elsewhere(num_pretrained_layers, tmp_path) == 2

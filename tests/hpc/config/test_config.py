@@ -27,6 +27,9 @@ NEEDS = {
 }
 NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
 NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
+PRETRAINED = ["model.folder={pretrained}", "data.files={text}"]
+NEEDS |= {f"model=huggingface{lora}": ["data=huggingface", *PRETRAINED] for lora in ("", "_lora")}
+NEEDS |= {"data=huggingface": ["model=huggingface", *PRETRAINED], "experiment=finetune_hf": PRETRAINED}
 CHOICES = [f"{group}={choice}" for group, choices in compose.config_groups().items() for choice in choices]
 
 
@@ -40,9 +43,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 7), (i, 0, 0)).save(file)
     (folder / "text.txt").write_text("to be or not to be " * 10_000)
+    (folder / "pretrained").mkdir()
+    (folder / "pretrained" / "config.json").write_text("{}")
     pack = [sys.executable, str(PROJECT / "tools/pack.py"), f"data.dir={folder}/images", f"out={folder}/images.h5"]
     subprocess.run([*pack, "data.image_size=8"], check=True, env=ENVIRON)
-    return {"images": folder / "images", "text": folder / "text.txt", "packed": folder / "images.h5"}
+    files = {"images": "images", "text": "text.txt", "packed": "images.h5", "pretrained": "pretrained"}
+    return {name: folder / file for name, file in files.items()}
 
 
 def test_a_composed_config_can_be_resolved_without_a_check() -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from safetensors.torch import load_file
 from test_resume import COMMON, TYPED, assert_same
 from tiers import soak_all_but
 
-from hpc.checkpoint import on_disk, trained, weights
+from hpc.checkpoint import export, on_disk, trained, weights
 from hpc.config.errors import ConfigError
 from hpc.training import weight_averaging
 
@@ -55,17 +56,25 @@ Resume.on_validation_batch_end = on_validation_batch_end
 """
 
 
+# A digest of the weights after each training step, and at the test.
+RAW_AND_TESTED = DIGESTS.replace("validation_batch_end", "train_batch_end").replace("/digests", "/raw")
+RAW_AND_TESTED += DIGESTS.replace("validation_batch_end", "test_batch_end").replace("/digests", "/tested")
+
+
 def results(said: str) -> str:
     return "".join(re.findall(r"test/\S+ \d.*", said))
 
 
 def digest(path: Path) -> str:
-    state = weights.read(path)
+    return digest_of(weights.read(path))
+
+
+def digest_of(state: dict[str, torch.Tensor]) -> str:
     return hashlib.sha256(b"".join(state[key].numpy().tobytes() for key in sorted(state))).hexdigest()
 
 
-def validated(run_dir: Path) -> list[str]:
-    return [json.loads(line)[1] for line in (run_dir / "digests").read_text().splitlines()]
+def validated(run_dir: Path, kind: str = "digests") -> list[str]:
+    return [json.loads(line)[1] for line in (run_dir / kind).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +115,19 @@ def test_what_was_tested_is_saved(name: str, references: Callable, start: Callab
     if "stochastic" in name:  # best.ckpt may hold weights from before averaging, so last.ckpt is loaded
         module, _ = trained.load(reference)
         assert all(torch.equal(module.state_dict()[key], value) for key, value in weights.read(last).items())
+
+
+@pytest.mark.parametrize("name", ["moving", "moving, on two ranks"])
+def test_the_average_is_exported_and_tested(name: str, start: Callable, tmp_path: Path) -> None:
+    ranks, words, _ = RUNS[name]
+    start(tmp_path / "run", ranks, words, patch=TYPED + RAW_AND_TESTED)
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    start(tmp_path / "test", ranks, [*words, f"ckpt={last}", "task=test"], patch=TYPED + RAW_AND_TESTED)
+    export.export(tmp_path / "run", tmp_path / "weights.safetensors")
+    exported = digest_of(load_file(tmp_path / "weights.safetensors"))
+    tested = validated(tmp_path / "run", "tested") + validated(tmp_path / "test", "tested")
+    assert {exported} == set(tested)
+    assert exported not in validated(tmp_path / "run", "raw")
 
 
 def test_two_averages_are_rejected() -> None:

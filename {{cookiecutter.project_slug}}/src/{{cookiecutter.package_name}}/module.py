@@ -96,9 +96,10 @@ class Classifier(NetworkModule):
 
     def example_batch(self, num_examples: int) -> tuple[Tensor, Tensor] | None:
         """Return a blank batch, with which plan.py needs no data; None if the network has no `example_input`."""
-        if not hasattr(self.network, "example_input"):
+        make_inputs: Any = getattr(self.network, "example_input", None)
+        if make_inputs is None:
             return None
-        inputs = self.network.example_input(num_examples)
+        inputs = make_inputs(num_examples)
         is_text = not inputs.is_floating_point()
         return inputs, torch.zeros_like(inputs) if is_text else torch.zeros(num_examples, dtype=torch.int64)
 

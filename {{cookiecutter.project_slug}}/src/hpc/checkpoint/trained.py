@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from omegaconf import DictConfig
 
 from hpc.checkpoint import on_disk, weights
 from hpc.config.build import build, build_data
@@ -22,8 +24,19 @@ def load(run_dir: str | Path) -> tuple[LightningModule, LightningDataModule]:
     run_dir = home.expand(run_dir).absolute()
     cfg = frozen_config.read_compatible(run_dir)
     best, last = (run_dir / "checkpoints" / name for name in (on_disk.BEST, on_disk.LAST))
-    module = build(cfg.model)
     newest = on_disk.read_manifest(last)
     is_averaged = newest is not None and newest.details.get("averaged")
-    weights.load(module, best if best.exists() and not is_averaged else last)
-    return module.eval().requires_grad_(False), build_data(cfg)
+    return load_module(cfg, best if best.exists() and not is_averaged else last), build_data(cfg)
+
+
+def load_module(cfg: DictConfig, checkpoint: Path) -> LightningModule:
+    """Return the module of a run's config with the weights of a checkpoint, on the CPU, ready to predict.
+
+    Raises:
+        ConfigError: this code has another network.
+    """
+    module = build(cfg.model)
+    if is_overridden("configure_model", module):  # as load_from_checkpoint does; without a mesh, nothing is sharded
+        module.configure_model()
+    weights.load(module, checkpoint)
+    return module.eval().requires_grad_(False)

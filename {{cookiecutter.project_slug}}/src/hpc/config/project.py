@@ -15,13 +15,13 @@ SHIPPED_CLUSTERS = Path("src", HPC, "jobs", "cluster")  # in a project
 
 @cache
 def researcher_packages() -> tuple[str, ...]:
-    """Return the names of the researcher's packages and single files, which lie beside this package."""
-    names = {file.parent.name for file in SOURCES.glob("*/__init__.py")} | {file.stem for file in SOURCES.glob("*.py")}
-    return tuple(sorted(name for name in names if name.isidentifier() and name != HPC))
+    """Return the names of the researcher's packages, and modules of one file, which lie beside this package."""
+    beside = (path for path in SOURCES.iterdir() if path.stem.isidentifier() and path.name != HPC)
+    return tuple(sorted(path.stem for path in beside if path.suffix == ".py" or (path / "__init__.py").is_file()))
 
 
 def is_project_code(module: str) -> bool:
-    """Return whether a module, or a name in it, belongs to this package or to what lies beside it."""
+    """Return whether a module, or a name in it, belongs to this package or to one beside it."""
     return module.partition(".")[0] in (HPC, *researcher_packages())
 
 

@@ -4,12 +4,10 @@ Each raises `ConfigError` for the first value that breaks it.
 """
 
 import re
-import shlex
-from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import signatures, versions
+from hpc.config import extras, signatures
 from hpc.config.conversion import flatten
 from hpc.config.errors import (
     CONTROL_CHARACTERS,
@@ -54,8 +52,7 @@ _RENAMES = (
 # Callbacks of Lightning that do not work here: the name of the class → rule, fix.
 UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
 UNSUPPORTED_CALLBACKS |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
-# Modules that a logger needs, by the extra of pyproject.toml that installs them.
-LOGGER_MODULES = {"mlflow": ["mlflow", "sqlalchemy", "alembic"], "wandb": ["wandb"]}
+LOGGER_EXTRAS = ("mlflow", "wandb")  # by a part of the logger's name
 MAX_HANG_MINUTES = 60 * 24 * 365  # timers take no more than some hundred years
 
 
@@ -197,22 +194,9 @@ def check_loggers(cfg: DictConfig) -> None:
             raise ConfigError(key, repr(value), "must have no control characters", fix)
     nodes = OmegaConf.to_container(cfg.logger, resolve=True) if OmegaConf.is_config(cfg.logger) else None
     for key, node in signatures.find_targets(nodes, "logger"):
-        extra = next((extra for extra in LOGGER_MODULES if extra in node["_target_"].lower()), None)
-        if extra and (missing := [name for name in LOGGER_MODULES[extra] if not _is_installed(name)]):
-            rule = f"must be a logger whose packages are installed, and {', '.join(missing)} cannot be imported"
-            fix = f"python -m pip install -c constraints.txt {shlex.join(_package_names(extra))}"
-            raise ConfigError(key, node["_target_"], rule, fix)
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether a library can be imported. A folder of its name does not count, such as wandb's for its files."""
-    spec = find_spec(module)
-    return spec is not None and spec.origin is not None
-
-
-def _package_names(extra: str) -> list[str]:
-    """Return the names of the packages of an extra, without their ranges."""
-    return [re.split(r"[^\w.-]", requirement)[0] for requirement in versions.read_extra(extra)]
+        for extra in LOGGER_EXTRAS:
+            if extra in node["_target_"].lower():
+                extras.require(extra, key, node["_target_"])
 
 
 def check_network_sizes(cfg: DictConfig) -> None:

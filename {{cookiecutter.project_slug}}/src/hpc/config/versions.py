@@ -14,7 +14,7 @@ from typing import Any
 from hpc.config.project import PROJECT
 
 PACKAGES = ("torch", "lightning")
-ON_REQUEST = ("mlflow", "wandb")  # extras that the installation leaves out
+ON_REQUEST = ("huggingface", "mlflow", "wandb")  # extras that the installation leaves out
 OTHER_VERSION = "load another module, or change the range in pyproject.toml if this version works for you"
 FIX = f"source env.sh, {OTHER_VERSION}"
 

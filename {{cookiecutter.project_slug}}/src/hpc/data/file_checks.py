@@ -1,8 +1,8 @@
 """Checks of the files that a config names, made on the login node before a job is submitted. No torch here.
 
-`check_image_folder`, `check_packed_images` and `check_text_files` are the `_check_` of configs/data/images.yaml,
-packed.yaml and text.yaml. They return values for keys that are null. `cfg`, the whole config, is part of
-that protocol; these checks do not need it.
+`check_image_folder`, `check_packed_images`, `check_text_files` and `check_local_text` are the `_check_` of
+configs/data/images.yaml, packed.yaml, text.yaml and huggingface.yaml. They return values for keys that are null. `cfg`,
+the whole config, is part of that protocol; these checks do not need it.
 """
 
 import os
@@ -80,6 +80,11 @@ def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None
     for file in files + val_files if node.stage else ():
         token_parts(file)  # rejects a file that was not packed
     return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}
+
+
+def check_local_text(node: DictConfig, cfg: DictConfig) -> None:
+    """Reject files of text that do not exist or cannot be read."""
+    list_text_files(node.get("files"), node.get("val_files"))
 
 
 def reject_large_batch(global_batch_size: int, num_samples: int) -> None:

@@ -52,6 +52,7 @@ class RankSampler(Sampler[Any]):
         """Begin this epoch; Lightning calls this before each epoch."""
         if epoch != self.epoch:  # another order, which may depend on what each rank has trained on
             self.epoch, self.checksum, self.is_compared = epoch, None, False
+        owner: Any
         for owner in (self.sampler, getattr(self.sampler, "sampler", None)):  # a batch sampler has another one inside
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)

@@ -79,10 +79,10 @@ class ShardsDataLoaders:
         numbers = [value for value in (*args, *kwargs.values())[1:] if isinstance(value, int)]  # as the step takes them
         batch_idx, dataloader_idx = [*numbers, 0, 0][:2]
         loader = tree_leaves(loaders)[dataloader_idx] if numbers else None
-        is_done = isinstance(loader, EvenBatches) and loader.num_own is not None and batch_idx >= loader.num_own
-        if not is_done:
+        num_own = loader.num_own if isinstance(loader, EvenBatches) else None
+        if num_own is None or batch_idx < num_own:
             return step(*args, **kwargs)
-        with suppressed(self.lightning_module, has_logged=loader.num_own > 0):
+        with suppressed(self.lightning_module, has_logged=num_own > 0):
             step(*args, **kwargs)
         return None
 

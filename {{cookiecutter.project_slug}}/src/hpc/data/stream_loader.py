@@ -39,7 +39,9 @@ class StreamLoader:
         self.batch_size = loader.batch_size if has_samples else None
         stream, splits_ranks = prepare_stream(self.dataset, rank=rank, num_ranks=num_ranks)
         self.shared = SharedStream(stream, rank=rank, num_ranks=num_ranks, splits_ranks=splits_ranks, seed=seed)
-        options = {name: getattr(loader, name) for name in KEPT} if has_samples else {"collate_fn": _as_it_is}
+        options: dict[str, Any] = {"collate_fn": _as_it_is}
+        if has_samples:
+            options = {name: getattr(loader, name) for name in KEPT}
         # Each pass draws a seed for its workers, and a resumed run makes more passes; here no sample depends on it.
         options["generator"] = options.get("generator") or torch.Generator().manual_seed(seed)
         warnings.filterwarnings("ignore", ".*set_vital")  # torchdata calls what torch has deprecated

@@ -188,7 +188,8 @@ def prepare_stream(stream: Any, *, rank: int, num_ranks: int) -> tuple[Any, bool
             stream = split_dataset_by_node(stream, rank=rank, world_size=num_ranks)
         return stream, True
     if library == "webdataset":
-        from webdataset import shardlists, split_by_node
+        from webdataset import shardlists
+        from webdataset.shardlists import split_by_node
 
         stages = stream.pipeline
         # By default, webdataset rejects several nodes. Here its workers are those of all ranks, and it splits by them.

@@ -66,7 +66,8 @@ class ExampleBatches:
         Raises:
             UnreadableData
         """
-        batch = module.example_batch(num_examples) if hasattr(module, "example_batch") else None
+        example_batch: Any = getattr(module, "example_batch", None)
+        batch = example_batch(num_examples) if example_batch else None
         batch = self._of_data(num_examples) if batch is None else batch
         size = measure_batch(batch)
         num_samples = size.num_samples if size else None

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from hpc.config.batch_size import with_class_batch_size
 from hpc.config.build import strip_check_keys
@@ -64,7 +64,7 @@ def load_traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> list[Trace
 def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
     """Return the arguments of a trace as plain data."""
     parameters, autocast = setup.computes_in
-    model = strip_check_keys(cfg.model)
+    model, blocks = strip_check_keys(cfg.model), cfg.strategy.blocks
     if isinstance(optimizer := model.get("optimizer"), dict):
         model["optimizer"] = {key: OPTIMIZER_VALUES.get(key, value) for key, value in optimizer.items()}
     data, data_error = _data_request(cfg)
@@ -75,7 +75,7 @@ def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
         "parameters": parameters,
         "autocast": autocast,
         "tensor_parallel": setup.tensor_parallel,
-        "blocks": OmegaConf.to_container(cfg.strategy).get("blocks"),
+        "blocks": list(blocks) if isinstance(blocks, ListConfig) else blocks,
     }
 
 

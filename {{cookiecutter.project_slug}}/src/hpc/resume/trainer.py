@@ -9,7 +9,6 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from omegaconf import OmegaConf
 
 from hpc.checkpoint import weights
 from hpc.config.batch_size import describe_batch_size
@@ -68,7 +67,7 @@ def make_trainer(
     trainer = _build_trainer(run, run_loggers, callbacks)
     strategy = cfg.strategy
     trainer.strategy.changes = ModuleChanges(  # type: ignore[attr-defined]
-        blocks=OmegaConf.to_object(strategy.blocks) if OmegaConf.is_config(strategy.blocks) else strategy.blocks,
+        blocks=strategy.blocks,
         activation_checkpointing=strategy.activation_checkpointing,
         compile=strategy.compile,
         channels_last=strategy.channels_last,

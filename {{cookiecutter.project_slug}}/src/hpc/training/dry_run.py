@@ -147,9 +147,10 @@ def _place(error: BaseException) -> str:
 def _quiet() -> Iterator[None]:
     """Suppress what Lightning says about a Trainer, which is not the run's."""
     logger = logging.getLogger("lightning.pytorch")
-    level, logger.level = logger.level, logging.ERROR
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # which also forgets what its children have worked out before
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logger.level = level
+        logger.setLevel(level)

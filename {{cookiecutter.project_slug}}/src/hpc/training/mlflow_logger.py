@@ -8,9 +8,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.fabric.utilities.logger import _convert_params, _flatten_dict  # private: as Lightning names parameters
 from lightning.pytorch.loggers import MLFlowLogger
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 # The latest value of each metric, which MLflow keeps in a table of its own.

@@ -60,7 +60,8 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
     if module.__dict__.get("is_parallelized"):
         return
     module.__dict__["is_parallelized"] = True
-    shards = device_mesh is not None and device_mesh["data_parallel"].size() > 1
+    mesh = device_mesh["data_parallel"] if device_mesh is not None else None
+    shards = mesh is not None and mesh.size() > 1
     is_sharded_already = any(isinstance(part, FSDPModule) for part in module.modules())
     blocks = find_blocks(module, changes.blocks)
     if changes.activation_checkpointing and not blocks:
@@ -78,8 +79,8 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if changes.compile:
         _compile(module, blocks)
-    if shards and not is_sharded_already:
-        _shard(module, device_mesh["data_parallel"], blocks=blocks, precision=changes.precision)
+    if mesh is not None and shards and not is_sharded_already:
+        _shard(module, mesh, blocks=blocks, precision=changes.precision)
 
 
 def _print_blocks(module: L.LightningModule, blocks: Blocks | None, *, is_sharded_already: bool) -> None:

@@ -126,11 +126,12 @@ def flush_logs(trainer: L.Trainer) -> dict[str, int]:
 def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
     """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for wandb and MLflow."""
     text = to_frozen_yaml(cfg)
+    values: Any = OmegaConf.to_container(OmegaConf.create(text))
     for logger in loggers.tensorboard_loggers(trainer):
         logger.experiment.add_text("config", f"```yaml\n{text}```")
     for logger in trainer.loggers:
         if isinstance(logger, log_positions.CutsItself):
-            logger.log_hyperparams(OmegaConf.to_container(OmegaConf.create(text)))
+            logger.log_hyperparams(values)
 
 
 @rank_zero_only

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from hpc.training.wandb_file import FilePosition, read_end
@@ -125,7 +125,7 @@ class OfflineWandbLogger(WandbLogger):
 
     def _start(self) -> None:
         """Start wandb's service and a new folder. If an earlier service has ended, log what it had not written."""
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         rows, self._unconfirmed = self._unconfirmed, []
         if self._run is not None:

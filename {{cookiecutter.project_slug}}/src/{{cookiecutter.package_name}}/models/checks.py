@@ -5,9 +5,11 @@ whole config. If it returns a dict, as those of `hpc.data.file_checks` do, its v
 """
 
 import math
+from pathlib import Path
 
 from omegaconf import DictConfig
 
+from hpc.config import extras
 from hpc.config.errors import ConfigError
 
 
@@ -63,6 +65,22 @@ def check_resnet(network: DictConfig, cfg: DictConfig) -> None:
             rule = f"must be divisible by the number of groups of the group norm ({num_groups})"
             fix = "multiples of 8 below 256, and of 32 above; or model.network.norm=batch"
             raise ConfigError("model.network.widths", width, rule=rule, fix=fix)
+
+
+def check_pretrained(model: DictConfig, cfg: DictConfig) -> None:
+    """Reject a folder without a model of Hugging Face, and an environment without its libraries."""
+    require_pretrained(model.folder)
+
+
+def require_pretrained(folder: str) -> Path:
+    """Return the folder of a pretrained model. Raise `ConfigError` if it is none, or transformers is not installed."""
+    extras.require("huggingface", "model.folder", folder)
+    path = Path(folder).expanduser()
+    if not (path / "config.json").is_file():
+        rule = "must be a local folder with a model of Hugging Face (config.json and weights), as nothing is downloaded"
+        fix = "hf download <model> --local-dir <folder>, where there is a network"
+        raise ConfigError("model.folder", folder, rule, fix)
+    return path
 
 
 def _reject_below_one(key: str, size: int | None) -> None:

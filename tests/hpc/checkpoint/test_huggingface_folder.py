@@ -1,0 +1,114 @@
+"""Check which model of a module is exported for Hugging Face, and what is rejected."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from fork import PROJECT
+from omegaconf import OmegaConf
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+
+from hpc.checkpoint import huggingface_folder, trained
+from hpc.config import compose
+from hpc.config.errors import ConfigError
+from hpc.config.freezing import to_frozen_yaml
+
+export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
+
+
+def model(kind: type = GPT2LMHeadModel) -> nn.Module:
+    return kind(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
+
+
+class Holder(L.LightningModule):
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+
+
+def rejection(module: nn.Module) -> str:
+    with pytest.raises(ConfigError) as error:
+        huggingface_folder.find_model(module)
+    return str(error.value)
+
+
+def test_the_outermost_model_is_found() -> None:
+    inner = model()
+    assert huggingface_folder.find_model(Holder(head=nn.Linear(2, 2), network=nn.Sequential(inner))) is inner
+    adapted = get_peft_model(model(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
+    assert huggingface_folder.find_model(Holder(network=adapted)) is adapted
+
+
+def test_none_or_several_models_are_rejected() -> None:
+    assert "and it holds none" in rejection(Holder(network=nn.Linear(2, 2)))
+    assert "and it holds several: parts.student, parts.teacher" in rejection(Holder(student=model(), teacher=model()))
+
+
+@pytest.mark.parametrize("config", [
+    LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False),
+    IA3Config(task_type="CAUSAL_LM", target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True),
+])  # fmt: skip
+def test_adapters_are_merged(config: LoraConfig) -> None:
+    adapted = get_peft_model(model(), config).eval()
+    tokens = torch.arange(8)[None]
+    expected = adapted(tokens).logits
+    merged = huggingface_folder.merge_adapters(adapted)
+    torch.testing.assert_close(merged(tokens).logits, expected)
+    assert merged.state_dict().keys() == model().state_dict().keys()
+
+
+def test_adapters_that_are_no_weights_are_rejected() -> None:
+    prompts = get_peft_model(model(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(ConfigError, match=r"must have adapters that can be merged .* got PROMPT_TUNING"):
+        huggingface_folder.merge_adapters(prompts)
+
+
+def test_tokenizers_are_found_by_their_files(tmp_path: Path) -> None:
+    assert not huggingface_folder.has_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({}))
+    assert huggingface_folder.has_tokenizer(tmp_path)
+
+
+class Lazy(L.LightningModule):
+    """Makes its network where Lightning wants large ones to be made."""
+
+    def configure_model(self) -> None:
+        self.network = model(GPT2Model)
+
+
+def test_a_network_of_configure_model_is_loaded(tmp_path: Path) -> None:
+    wanted = Lazy()
+    wanted.configure_model()
+    torch.save({"state_dict": wanted.state_dict()}, tmp_path / "it.ckpt")
+    cfg = OmegaConf.create({"model": {"_target_": f"{__name__}.Lazy"}})
+    loaded = trained.load_module(cfg, tmp_path / "it.ckpt")
+    assert torch.equal(huggingface_folder.find_model(loaded).wte.weight, wanted.network.wte.weight)
+
+
+def test_a_folder_that_exists_and_a_checkpoint_without_its_run_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words, message in (
+        ([tmp_path, tmp_path], "OUT must be a new folder"),
+        ([tmp_path, tmp_path / "out"], "must be a run directory, but it holds no config.yaml"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, words), "--hf"])
+        with pytest.raises(ConfigError, match=message):
+            export["main"]()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_directory_builds_only_trusted_classes(tmp_path: Path) -> None:
+    cfg = compose.compose_overrides([f"run_dir={tmp_path / 'run'}"])
+    cfg.model = {"_target_": "subprocess.run", "args": ["touch", str(tmp_path / "built")]}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(to_frozen_yaml(cfg))
+    with pytest.raises(ConfigError, match="must be in a trusted package"):
+        huggingface_folder.write(tmp_path / "run", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,0 +1,79 @@
+"""tools/check.py says what does not work with a module. test_readme.py runs it with one for which all works."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MINE = '''
+import os
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Module(L.LightningModule):
+    """Its noise cannot be repeated, and it knows of one process only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.world_size > 1:
+            raise RuntimeError("made for one process")
+        loss = (self.layer(batch[0]) * int.from_bytes(os.urandom(4))).square().mean()
+        self.log("train/loss", loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-24)
+
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4)
+'''
+
+
+@pytest.mark.slow
+def test_what_does_not_work_is_said(bake, tmp_path, monkeypatch):
+    project: Path = bake(cluster="local")
+    (project / "src/mine.py").write_text(MINE)
+    for group, name in (("model", "Module"), ("data", "Data")):
+        (project / f"configs/{group}/mine.yaml").write_text(f"_target_: mine.{name}\n")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "tools/check.py", "model=mine", "data=mine"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    answers = {line[5:].partition(" (")[0]: line[:3] for line in done.stdout.splitlines() if line[:3] in ("yes", "no ")}
+    assert answers == {
+        "trains on one process": "yes",
+        "is stopped in mid-epoch, and ends with the same bits": "no ",
+        "trains on two processes with ddp": "no ",
+        "trains on two processes with fsdp": "no ",
+        "is planned": "yes",
+    }
+    assert "it ends with other weights than without a stop: layer.weight" in done.stdout
+    assert done.stdout.count("RuntimeError: made for one process") == 2
+    assert "planned by parameters alone: src/mine.py:21, `self.log(" in done.stdout
+    assert "validation_step, which calls self.log: a validation" in done.stdout
+    (folder,) = tmp_path.glob("check-*")  # it is kept, for its logs
+    assert f"its log: {folder}/ddp.log" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_before_anything_runs(bake, tmp_path, monkeypatch):
+    project: Path = bake(cluster="local")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for word, said in (
+        ("strategy=fsdp", "must be left out"),
+        ("trainer.max_epoch=3", "max_epoch"),
+        ("model=min", "min"),
+    ):
+        done = subprocess.run([sys.executable, "tools/check.py", word], cwd=project, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("ConfigError: "), done.stdout + done.stderr
+        assert said in done.stderr and not done.stdout and not any(tmp_path.iterdir()), done.stderr

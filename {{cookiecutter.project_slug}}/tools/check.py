@@ -1,0 +1,24 @@
+"""Try a module and its data on this machine, in about a minute: python tools/check.py model=mine data=mine
+
+Some steps on one process, which are stopped in mid-epoch and resumed; some with ddp and with fsdp on two processes; a
+plan. Prints what works, what does not, and what one more method would unlock. It trains on CPUs:
+trainer.accelerator=gpu on a node with two GPUs.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from hpc.config import compose, errors
+from hpc.studies import check
+
+
+def main() -> None:
+    arguments = compose.make_parser(__doc__).parse_intermixed_args()
+    sys.exit(0 if check.check(arguments.overrides) else 1)
+
+
+if __name__ == "__main__":
+    with errors.exit_on_config_error():
+        main()
