@@ -30,6 +30,7 @@ QUICK = {
     "unet": "one process",
 }
 LOOK_AT_VALUES = ("contrastive", "series")  # by int(tensor), and by lengths that PyTorch needs on the host
+NEED_WHOLE_WEIGHTS = ("ema", "swa", "unfreezing")  # of the callbacks: Lightning averages and releases whole parameters
 CASES = [
     pytest.param(name, layout, marks=[] if QUICK[name] == layout else pytest.mark.soak)
     for name in DATA
@@ -81,6 +82,17 @@ def test_the_page_shows_all_ports() -> None:
 def test_callbacks_of_lightning_end_with_the_same_bits_after_a_stop(name: str, ports: Ports) -> None:
     assert ports.train(name, "ddp on two") == ""
     assert ports.resume(name, "ddp on two", stop_at=8) == ""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_of_lightning_work_with_sharded_weights_or_are_rejected(name: str, ports: Ports) -> None:
+    error = ports.train(name, "fsdp on two")
+    if name in NEED_WHOLE_WEIGHTS:
+        assert "must be used with strategy=single or ddp, not fsdp" in error
+        return
+    assert error == ""
+    assert ports.resume(name, "fsdp on two", stop_at=8) == ""
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
@@ -185,7 +186,8 @@ def reject_differing_orders(loaders: Any, group: Any) -> None:
 
 
 def _reject_differing_lengths(loader: DataLoader, group: Any) -> None:
-    least, most = _extremes(len(loader), group)
+    length = sized_len(loader)  # None: the sampler does not say
+    least, most = _extremes(-1 if length is None else length, group)
     if least < most:
         rule = "The loader must have equally many batches on all ranks, which would wait for each other; it has "
         fix = "a loader of the whole dataset, without a sampler, on each rank: it is shared out"
