@@ -73,7 +73,7 @@ def main() -> int:
                 print(f"{name:13} {column:16} {rows[name][column]}", flush=True)
     print(f"\n{table(rows)}")
     if asked.out:
-        put(f"{table(rows)}\n`{COMMAND}` in the repository of the template makes this table.\n", asked.out, name="ports")
+        put(f"{table(rows)}\n`{COMMAND}`, in the template, makes this table.\n", asked.out, name="ports")
     good = {"same bits", "traced", "by parameters", "yes", "ends"}
     return int(any(cell not in good for cells in rows.values() for cell in cells.values()))
 
