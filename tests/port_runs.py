@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ NO_BAR = "+trainer.enable_progress_bar=false"
 QUIET = ["callbacks.progress=null", NO_BAR, "callbacks.monitor=null"]
 QUIET += ["trainer.log_every_n_steps=1", "trainer.max_epochs=2"]
 # Two tasks on Slurm. The second holds in mid-epoch, so that both are there to be killed.
-ON_SLURM = ["cluster=test", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true", "callbacks=witness"]
-ON_SLURM += ["callbacks.witness.fault=hold", "checkpoint.every_n_steps=1"]
+ON_SLURM = ["cluster=test", "trainer.precision=32-true", "callbacks=witness", "callbacks.witness.fault=hold"]
+ON_SLURM += ["checkpoint.every_n_steps=1"]
+TWO_TASKS = ("trainer=ddp", "trainer.devices=2")
 LAYOUTS = {"one process": (1, []), "ddp on two": (2, ["strategy=ddp"]), "fsdp on two": (2, ["strategy=fsdp"])}
 
 
@@ -152,15 +154,18 @@ class Ports:
         is_reported = "finished" in done.stdout and (run_dir / "report.html").exists()
         return "" if is_reported else _last_words(done.stdout + done.stderr, [done.returncode])
 
-    def submit(self, name: str, desk: Desk) -> str:
-        """Submit a port to Slurm, kill its ranks in mid-epoch, and wait for its end. Return "" or what went wrong."""
-        run_dir = self.run_dir(name, "slurm")
-        job, _ = desk.submit(*self.words(name), *ON_SLURM, f"run_dir={run_dir}", HF_HUB_OFFLINE="1")
+    def submit(
+        self, name: str, desk: Desk, *, layout: Sequence[str] = TWO_TASKS, killed: Sequence[int] = (0, 1)
+    ) -> str:
+        """Submit a port to Slurm, kill ranks in mid-epoch, and wait for its end. Return "" or what went wrong."""
+        run_dir = self.run_dir(name, f"slurm {layout[0]}")
+        job, _ = desk.submit(*self.words(name), *layout, *ON_SLURM, f"run_dir={run_dir}", HF_HUB_OFFLINE="1")
         wait_for(lambda: [*run_dir.glob("checkpoints/step-*[0-9]/manifest.json")], 90, f"{run_dir} has a checkpoint")
-        ranks = [json.loads((run_dir / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+        ranks = [json.loads((run_dir / f"rank-{rank}.json").read_text()) for rank in killed]
         (run_dir / "go").touch()
-        desk.slurm.exec(ranks[0]["host"], "kill", "-9", *[str(rank["pid"]) for rank in ranks])
-        ended = desk.ended(job, 180)
+        for rank in ranks:
+            desk.slurm.exec(rank["host"], "kill", "-9", str(rank["pid"]))
+        ended = desk.ended(job, 240)
         events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
         starts = [event["from_step"] for event in events if event["event"] == "start"]
         is_survived = ended.state == "COMPLETED" and len(starts) == 2 and starts[1] > 0

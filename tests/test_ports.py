@@ -17,12 +17,9 @@ from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
-# What `make test` tries of each port; `make soak` tries it on two processes with ddp and fsdp, `make ports` all.
+# What `make test` tries of some ports; `make soak` tries all on two processes with ddp and fsdp, `make ports` all.
 QUICK = {
-    "contrastive": "ddp on two",
-    "diffusion": "one process",
     "gan": "ddp on two",
-    "gpt2": "fsdp on two",
     "graphs": "ddp on two",
     "mnist": "one process",
     "segmentation": "fsdp on two",
@@ -32,10 +29,10 @@ QUICK = {
 LOOK_AT_VALUES = ("contrastive", "series")  # by int(tensor), and by lengths that PyTorch needs on the host
 NEED_WHOLE_WEIGHTS = ("ema", "swa", "unfreezing")  # of the callbacks: Lightning averages and releases whole parameters
 CASES = [
-    pytest.param(name, layout, marks=[] if QUICK[name] == layout else pytest.mark.soak)
+    pytest.param(name, layout, marks=[] if QUICK.get(name) == layout else pytest.mark.soak)
     for name in DATA
     for layout in LAYOUTS
-    if layout in (QUICK[name], "ddp on two", "fsdp on two")
+    if layout in (QUICK.get(name), "ddp on two", "fsdp on two")
 ]
 
 
@@ -69,6 +66,12 @@ def test_the_step_of_others_is_traced_or_planned_by_its_parameters(name: str, po
 @pytest.mark.parametrize("name", DATA)
 def test_research_of_others_goes_on_after_it_was_killed_on_slurm(name: str, ports: Ports, desk: Desk) -> None:
     assert ports.submit(name, desk) == ""
+
+
+@pytest.mark.soak
+def test_a_run_on_four_nodes_goes_on_after_one_rank_was_killed(ports: Ports, desk: Desk) -> None:
+    layout = ("trainer=ddp_4node", "trainer.devices=1")
+    assert ports.submit("mnist", desk, layout=layout, killed=[2]) == ""
 
 
 def test_the_page_shows_all_ports() -> None:

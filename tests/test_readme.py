@@ -331,7 +331,9 @@ def desk(tmp_path: Path, project: Path, run, brief_run: Path) -> Desk:
 @pytest.mark.parametrize(
     ("readme", "command"),
     [
-        pytest.param(readme, command, id=f"{readme}: {command}")
+        pytest.param(
+            readme, command, id=f"{readme}: {command}", marks=pytest.mark.soak if "check.py" in command else ()
+        )
         for readme, path in README.items()
         for command in (commands(path) if path.exists() else [])
     ],

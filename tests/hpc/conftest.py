@@ -111,7 +111,7 @@ def together(tmp_path: Path) -> Callable[..., list[Any]]:
 
     def run(function: Callable[..., Any], num_ranks: int, *arguments: Any, seconds: float = 120) -> list[Any]:
         context = multiprocessing.get_context("forkserver")  # imports torch once for all of them
-        context.set_forkserver_preload(["torch.distributed"])
+        context.set_forkserver_preload(["torch.distributed", "lightning"])
         folder = tmp_path / f"ranks-{next(begun)}"
         folder.mkdir()
         ranks = [

@@ -17,6 +17,8 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import OmegaConf
 
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
+
 PORTS = Path(__file__).parent
 
 # The arguments of each data module that are paths, and what make_data writes there ("" is its folder).
@@ -99,12 +101,10 @@ def num_pretrained_layers(folder):
     return hydra.utils.instantiate(config).model.config.n_layer
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("port", PATHS)
 def test_port_trains(elsewhere, port, tmp_path):
     elsewhere(train, port, tmp_path)
 
 
-@pytest.mark.slow
 def test_gpt2_from_pretrained(elsewhere, tmp_path):
     assert elsewhere(num_pretrained_layers, tmp_path) == 2

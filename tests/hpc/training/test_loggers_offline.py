@@ -117,7 +117,10 @@ def reference(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("patch", "code"), [(KILL, -signal.SIGKILL), (TERM, 85)], ids=["killed", "terminated"])
+@pytest.mark.parametrize(
+    ("patch", "code"),
+    [pytest.param(KILL, -signal.SIGKILL, id="killed"), pytest.param(TERM, 85, id="terminated", marks=pytest.mark.soak)],
+)
 def test_each_row_is_logged_once(
     patch: str, code: int, start: Callable, reference: list[float], tmp_path: Path
 ) -> None:

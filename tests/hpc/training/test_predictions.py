@@ -280,16 +280,19 @@ def test_outputs_are_copied() -> None:
             copy_to_host(foreign)
 
 
-def shares(rank: int, lengths: list[int]) -> list[Any]:
-    own = [[rank, number] for number in range(lengths[rank])]
-    shared: PendingBatches = pending_batches._share_evenly(own, rank=rank, num_ranks=len(lengths))
-    return [shared.batches, shared.num_own]
+def shares(rank: int, cases: list[list[int]]) -> list[Any]:
+    found = []
+    for lengths in cases:
+        own = [[rank, number] for number in range(lengths[rank])]
+        shared: PendingBatches = pending_batches._share_evenly(own, rank=rank, num_ranks=len(lengths))
+        found.append([shared.batches, shared.num_own])
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", [[5, 0, 2], [0, 0, 1], [0, 0, 0], [2, 2, 2], [1, 9, 3]])
-def test_batches_are_shared_out_evenly(lengths: list[int], together: Callable) -> None:
-    found = together(shares, 3, lengths)
-    assert {len(batches) for batches, _ in found} == {-(-sum(lengths) // 3)}
-    own = [tuple(batch) for batches, num_own in found for batch in batches[:num_own]]
-    assert sorted(own) == [(rank, number) for rank in range(3) for number in range(lengths[rank])]
+def test_batches_are_shared_out_evenly(together: Callable) -> None:
+    cases = [[5, 0, 2], [0, 0, 1], [0, 0, 0], [2, 2, 2], [1, 9, 3]]
+    for lengths, found in zip(cases, zip(*together(shares, 3, cases), strict=True), strict=True):
+        assert {len(batches) for batches, _ in found} == {-(-sum(lengths) // 3)}, lengths
+        own = [tuple(batch) for batches, num_own in found for batch in batches[:num_own]]
+        assert sorted(own) == [(rank, number) for rank in range(3) for number in range(lengths[rank])], lengths
