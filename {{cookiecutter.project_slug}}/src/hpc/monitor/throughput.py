@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from hpc.data.batch_size import BatchSize, measure_batch
+from hpc.data.batch_contents import BatchSize, measure_batch
 from hpc.jobs.hardware import peak_flops
 from hpc.monitor.flops import StepFlops
 from hpc.monitor.own_time import OwnTime, data_wait_seconds, elapsed_seconds, record_moment

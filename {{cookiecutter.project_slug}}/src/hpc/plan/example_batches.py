@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from hpc.data.batch_size import measure_batch
+from hpc.data.batch_contents import measure_batch
 from hpc.data.data_module import DataModule
 from hpc.training.dry_run import DryRunTrainer, explain
 from hpc.training.fake_tensors import fake_copy, fake_tensor_mode

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpc.data.batch_size import BatchSize, measure_batch
+from hpc.data.batch_contents import BatchSize, measure_batch
 from hpc.plan.example_batches import ExampleBatches, FakeBatch, UnreadableData
 from hpc.plan.meter import CudaAutocast, Meter, local_bytes
 from hpc.plan.part_boundaries import PartBoundaries, PartsOutOfOrder, block_parts

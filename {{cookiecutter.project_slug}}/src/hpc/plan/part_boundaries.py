@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from hpc.data.batch_size import iterate_tensors
+from hpc.data.batch_contents import iterate_tensors
 from hpc.plan.meter import Meter, local_bytes
 from hpc.training.blocks import Blocks
 

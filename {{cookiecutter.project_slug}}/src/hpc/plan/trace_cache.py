@@ -30,7 +30,7 @@ CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_na
 TRACER_FILES = ("example_batches", "fake_step", "meter", "part_boundaries", "trace_types", "tracer")
 OWN_FILES = tuple(f"plan/{name}.py" for name in TRACER_FILES)
 OWN_FILES += ("training/blocks.py", "training/dry_run.py", "training/fake_tensors.py", "training/parallel.py")
-OWN_FILES += ("data/batch_size.py", "data/data_module.py")
+OWN_FILES += ("data/batch_contents.py", "data/data_module.py")
 # The same for all runs, because a trace does not depend on them.
 OPTIMIZER_VALUES = {"lr": 0.001, "weight_decay": 0.1}
 DATA_KEYS = ("batch_size", "global_batch_size", "num_workers", "seed", "stage", "node_local")
