@@ -5,17 +5,23 @@ plan. Prints what works, what does not, and what one more method would unlock. I
 trainer.accelerator=gpu on a node with two GPUs.
 """
 
+import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import compose, errors
+from hpc.run import command_line
 from hpc.studies import check
 
 
 def main() -> None:
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # end the run that is being tried, too
+        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     arguments = compose.make_parser(__doc__).parse_intermixed_args()
+    check.reject_own_words(arguments.overrides)
+    command_line.compose_parsed(arguments)  # prints the config, if --cfg asks for it
     sys.exit(0 if check.check(arguments.overrides) else 1)
 
 

@@ -73,6 +73,8 @@ def test_what_lies_beside_it_is_imported(projects: list[Path]) -> None:
 def test_packages_and_single_files_beside_it_are_the_researchers(projects: list[Path]) -> None:
     (project, _), name = projects, PACKAGES[0]
     (project / "src" / "mine.py").touch()
+    (project / "src" / "torch.old").mkdir()  # a backup: nobody imports it
+    (project / "src" / "torch.old" / "__init__.py").touch()
     code = "from hpc.config import project; print(project.researcher_packages(), project.is_project_code('mine.Net'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=project / "src", capture_output=True, text=True, check=True)
     assert done.stdout == f"{(name, 'mine')} True\n"

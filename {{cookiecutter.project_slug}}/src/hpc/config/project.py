@@ -16,8 +16,9 @@ SHIPPED_CLUSTERS = Path("src", HPC, "jobs", "cluster")  # in a project
 @cache
 def researcher_packages() -> tuple[str, ...]:
     """Return the names of the researcher's packages, and modules of one file, which lie beside this package."""
-    beside = (path for path in SOURCES.iterdir() if path.stem.isidentifier() and path.name != HPC)
-    return tuple(sorted(path.stem for path in beside if path.suffix == ".py" or (path / "__init__.py").is_file()))
+    files = {path.stem for path in SOURCES.glob("*.py")}
+    folders = {path.parent.name for path in SOURCES.glob("*/__init__.py")} - {HPC}
+    return tuple(sorted(name for name in files | folders if name.isidentifier()))
 
 
 def is_project_code(module: str) -> bool:

@@ -9,16 +9,20 @@ import lightning as L
 from hpc.run import command_line
 from hpc.run.program import rank_process
 
-EPOCH, NUM_BATCHES = 1, 3  # the second epoch, and so many of its batches at most
+EPOCH, NUM_BATCHES = 1, 3  # the second epoch, and so many of its batches, if there are more
 
 
 class StopInMidEpoch(L.Callback):
-    """Send this process the signal by which a job is told to stop, before the last batch of an epoch."""
+    """Send this process the signal by which a job is told to stop, before the last batch of an epoch.
+
+    In an epoch of unknown length, that is after its first batch.
+    """
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        last = min(NUM_BATCHES, trainer.num_training_batches - 1)
+        num_batches = trainer.num_training_batches
+        last = 1 if num_batches == float("inf") else min(NUM_BATCHES, num_batches - 1)
         if trainer.current_epoch == EPOCH and batch_idx + 1 == last:
             os.kill(os.getpid(), signal.SIGUSR1)
 
