@@ -24,6 +24,7 @@ from hpc.config.errors import ConfigError, ExitCode
 from hpc.config.project import PROJECT, SOURCES
 from hpc.launch import placement
 from hpc.plan import run_plan
+from hpc.run import history
 from hpc.system.tables import one_line
 
 LIMIT_SECONDS = 300  # of a run
@@ -59,7 +60,7 @@ class Check:
         began, run_dir = time.monotonic(), self.folder / name
         words = [*self.words, f"strategy={strategy}", f"trainer.devices={num_processes}", f"run_dir={run_dir}"]
         code, output = self._start(name, "train.py", *words)
-        error = _last_message(output) if code else ""
+        error = _why(run_dir, output) if code else ""
         self._print(title, error, name=name, seconds=time.monotonic() - began)
         self._print_notes(output)
         return not error
@@ -74,7 +75,7 @@ class Check:
             return
         if code == ExitCode.CONTINUE:
             code, output = self._start(name, "train.py", f"resume={run_dir}")
-        error = _last_message(output) if code else self._describe_difference(self.folder / reference, run_dir)
+        error = _why(run_dir, output) if code else self._describe_difference(self.folder / reference, run_dir)
         self._print(title, error, name=name, seconds=time.monotonic() - began)
         self._print_notes(output)
 
@@ -156,9 +157,8 @@ def check(words: Sequence[str]) -> bool:
     words = [*words, *accelerator, *(f"++{key}={value}" for key, value in SHORT.items())]
     cfg = compose_overrides([*words, "strategy=single", "trainer.devices=1"])
     preflight.check_config(cfg)
-    print(
-        f"each run has {NUM_EPOCHS} epochs of at most {NUM_BATCHES} batches, on {cfg.trainer.accelerator}", flush=True
-    )
+    size = f"{NUM_EPOCHS} epochs of at most {NUM_BATCHES} batches"
+    print(f"each run has {size}, on accelerator {cfg.trainer.accelerator}", flush=True)
     checked = Check(words, Path(tempfile.mkdtemp(prefix="check-")))
     try:
         trains = checked.train("training on one process", "single", strategy="single", num_processes=1)
@@ -191,8 +191,11 @@ def _unlock_lines(cfg: DictConfig) -> Iterator[str]:
         yield f"  {method}: {effect}"
 
 
-def _last_message(output: str) -> str:
-    """Return the message of a ConfigError, or the last line that names an error."""
+def _why(run_dir: Path, output: str) -> str:
+    """Return why a run has failed: as it was recorded, or else the last message that it has printed."""
+    record = history.read_run(run_dir, run_dir.name) if run_dir.exists() else None
+    if record and record.verdict == "failed":
+        return record.why
     lines = [line for line in output.splitlines() if line.strip()]
     for index in range(len(lines) - 1, -1, -1):
         if lines[index].startswith("ConfigError:"):
