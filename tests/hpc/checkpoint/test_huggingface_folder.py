@@ -14,10 +14,11 @@ from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
-from hpc.checkpoint import huggingface_folder, trained
+from hpc.checkpoint import huggingface_folder, tokenizer_folder, trained
 from hpc.config import compose
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import to_frozen_yaml
+from hpc.run import frozen_config
 
 export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
 
@@ -52,7 +53,10 @@ def test_none_or_several_models_are_rejected() -> None:
 
 @pytest.mark.parametrize("config", [
     LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False),
-    IA3Config(task_type="CAUSAL_LM", target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True),
+    IA3Config(
+        task_type="CAUSAL_LM", target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True,
+        init_ia3_weights=False,  # random ones
+    ),
 ])  # fmt: skip
 def test_adapters_are_merged(config: LoraConfig) -> None:
     adapted = get_peft_model(model(), config).eval()
@@ -69,10 +73,39 @@ def test_adapters_that_are_no_weights_are_rejected() -> None:
         huggingface_folder.merge_adapters(prompts)
 
 
-def test_tokenizers_are_found_by_their_files(tmp_path: Path) -> None:
-    assert not huggingface_folder.has_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps({}))
-    assert huggingface_folder.has_tokenizer(tmp_path)
+def test_a_tokenizer_of_any_files_is_loaded(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    assert tokenizer_folder.load_tokenizer(tmp_path) is None
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b")
+    assert tokenizer_folder.load_tokenizer(tmp_path)("ab")["input_ids"] == [2]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt"])
+def test_a_tokenizer_that_is_not_whole_is_rejected(name: str, tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    (tmp_path / name).write_text("{")
+    with pytest.raises(ConfigError, match=r"must have (a tokenizer that transformers can load|the vocabulary)"):
+        tokenizer_folder.load_tokenizer(tmp_path)
+
+
+def test_the_tokenizer_is_loaded_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    model().save_pretrained(source)
+    monkeypatch.setattr(trained, "load_module", lambda *_: Holder(network=GPT2LMHeadModel.from_pretrained(source)))
+    monkeypatch.setattr(frozen_config, "read_compatible", lambda _: None)
+    monkeypatch.setattr(huggingface_folder.export, "choose_checkpoint", lambda *_, **__: tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # it is not needed
+    (source / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=f"{source} must have a tokenizer"):
+        huggingface_folder.write(tmp_path / "run", out)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    (source / "tokenizer_config.json").unlink()
+    huggingface_folder.write(tmp_path / "run", out)
+    assert (out / "config.json").is_file() and not tokenizer_folder.has_tokenizer(out)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match="--hf: This needs packages that are not installed: peft\\."):
+        huggingface_folder.write(tmp_path / "run", out)
 
 
 class Lazy(L.LightningModule):
@@ -96,6 +129,7 @@ def test_a_folder_that_exists_and_a_checkpoint_without_its_run_are_rejected(
 ) -> None:
     for words, message in (
         ([tmp_path, tmp_path], "OUT must be a new folder"),
+        ([tmp_path, tmp_path / "absent" / "out"], "OUT must be in a folder that exists"),
         ([tmp_path, tmp_path / "out"], "must be a run directory, but it holds no config.yaml"),
     ):
         monkeypatch.setattr(sys, "argv", ["export.py", *map(str, words), "--hf"])

@@ -1,13 +1,14 @@
 """Export of a run's model as a folder that `from_pretrained` of Hugging Face loads."""
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from hpc.checkpoint import export, trained
+from hpc.checkpoint import export, tokenizer_folder, trained
 from hpc.config import extras
 from hpc.config.errors import ConfigError
 from hpc.run import frozen_config
@@ -24,18 +25,23 @@ def write(run_dir: Path, out: Path, *, step: int | None = None, best: bool = Fal
         step, best: the checkpoint, as in `export.choose_checkpoint`.
 
     Raises:
-        ConfigError: the module has no single model of transformers, or the folder cannot be written.
+        ConfigError: the module has no single model of transformers, its tokenizer cannot be loaded, or the folder
+            cannot be written.
     """
-    extras.require("huggingface", "--hf", None)
+    extras.require("huggingface", "--hf", None, modules=["peft", "transformers"])
+    if not out.parent.is_dir():
+        raise ConfigError("OUT", out, "must be in a folder that exists", f"mkdir -p {shlex.quote(str(out.parent))}")
     cfg = frozen_config.read_compatible(run_dir)
     checkpoint = export.choose_checkpoint(run_dir, step=step, best=best)
     model = merge_adapters(find_model(trained.load_module(cfg, checkpoint)))
+    source = model.name_or_path  # of a model that was not loaded from a folder it is empty
+    tokenizer = tokenizer_folder.load_tokenizer(Path(source)) if source else None
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.mkdir()
         model.save_pretrained(part)
-        if model.name_or_path:  # of a model that was not loaded from a folder it is empty
-            _copy_tokenizer(Path(model.name_or_path), part)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
         part.replace(out)
     except OSError as error:
         rule, given = "must be a folder that can be written", f"{out} ({error.strerror or error})"
@@ -66,11 +72,6 @@ def find_model(module: nn.Module) -> Any:
     raise ConfigError("model", type(module).__name__, rule, "without --hf: all weights as one safetensors file")
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether a model's folder has a tokenizer. If not, transformers would make an empty one for some models."""
-    return any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json"))
-
-
 def merge_adapters(model: Any) -> Any:
     from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
@@ -81,10 +82,3 @@ def merge_adapters(model: Any) -> Any:
         rule = "must have adapters that can be merged into the weights, such as LoRA"
         raise ConfigError("model", kind, rule, "without --hf: all weights as one safetensors file")
     return model.merge_and_unload()
-
-
-def _copy_tokenizer(source: Path, out: Path) -> None:
-    from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
-
-    if has_tokenizer(source):
-        AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False).save_pretrained(out)

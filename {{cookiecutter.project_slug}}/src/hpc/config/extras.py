@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from hpc.config import versions
@@ -15,14 +16,15 @@ MODULES = {
 }
 
 
-def require(extra: str, key: str, value: object) -> None:
+def require(extra: str, key: str, value: object, *, modules: Sequence[str] | None = None) -> None:
     """Raise `ConfigError` unless the packages of an extra are installed.
 
     Args:
         key: of the config that needs them, and its value.
+        modules: those that are needed; None: all of the extra.
     """
-    if missing := [name for name in MODULES[extra] if not _is_installed(name)]:
-        rule = f"must be used with its packages installed, and {', '.join(missing)} cannot be imported"
+    if missing := [name for name in modules or MODULES[extra] if not _is_installed(name)]:
+        rule = f"This needs packages that are not installed: {', '.join(missing)}"
         packages = [re.split(r"[^\w.-]", requirement)[0] for requirement in versions.read_extra(extra)]
         fix = f"python -m pip install -c constraints.txt {shlex.join(packages)}"
         raise ConfigError(key, value, rule, fix)

@@ -1,17 +1,19 @@
 """Checks of the files that a config names, made on the login node before a job is submitted. No torch here.
 
 `check_image_folder`, `check_packed_images`, `check_text_files` and `check_local_text` are the `_check_` of
-configs/data/images.yaml, packed.yaml, text.yaml and huggingface.yaml. They return values for keys that are null. `cfg`,
-the whole config, is part of that protocol; these checks do not need it.
+configs/data/images.yaml, packed.yaml, text.yaml and huggingface.yaml. They return values for keys that are null. `cfg`
+is the whole config.
 """
 
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from hpc.checkpoint.tokenizer_folder import has_tokenizer, reject_missing_folder
 from hpc.config.errors import ConfigError, make_printable
 from hpc.data import packed_files
 from hpc.data.file_parts import verify_checksums
@@ -19,6 +21,7 @@ from hpc.data.image_files import decode_image, list_images, reject_fewer_outputs
 from hpc.data.staging import require_node_local_key
 from hpc.data.text_files import (
     is_token_file,
+    list_examples,
     list_text_files,
     map_file,
     num_tokens,
@@ -36,8 +39,8 @@ MAX_CHECKED_TOKENS = 1_000_000  # at each end of a token file; fewer per file if
 def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject a `data.dir` that cannot be trained on. Up to 2000 of its images, evenly spread, are decoded."""
     classes, splits, ignored = list_images(node.get("dir"))
-    if ignored and read_placement(os.environ).rank == 0:
-        print(make_printable(f"note: {ignored}"), file=sys.stderr, flush=True)
+    if ignored:
+        _print_note(ignored)
     if node.num_classes is not None:
         reject_fewer_outputs_than_classes(node.num_classes, len(classes))
     reject_large_batch(node.global_batch_size, len(splits["train"]))
@@ -83,8 +86,14 @@ def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None
 
 
 def check_local_text(node: DictConfig, cfg: DictConfig) -> None:
-    """Reject files of text that do not exist or cannot be read."""
-    list_text_files(node.get("files"), node.get("val_files"))
+    """Reject files that are no text or cannot be read, and a missing folder. Say if it has no tokenizer."""
+    list_examples(node.get("files"), node.get("val_files"))
+    tokenizer = str(node.tokenizer)
+    if tokenizer != OmegaConf.select(cfg, "model.folder"):  # which the check of the model rejects
+        reject_missing_folder(tokenizer)
+    folder = Path(tokenizer).expanduser()
+    if folder.is_dir() and not has_tokenizer(folder):
+        _print_note(f"{tokenizer} has no tokenizer: bytes are the tokens")
 
 
 def reject_large_batch(global_batch_size: int, num_samples: int) -> None:
@@ -100,6 +109,12 @@ def reject_few_samples(split: str, num_samples: int, *, num_ranks: int) -> None:
         rule = f"must have a sample of each split for each of the {num_ranks} ranks; {split} has {num_samples}"
         fix = f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices"
         raise ConfigError("data", None, rule, fix)
+
+
+def _print_note(note: str) -> None:
+    """Print a note on stderr, on rank 0 only."""
+    if read_placement(os.environ).rank == 0:
+        print(make_printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def _reject_short_text(node: DictConfig, files: list[str], *, val_files: list[str]) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TOKEN_SUFFIXES = (".npy", ".bin")  # any other file is text, read as bytes
 ARCHIVE_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar")
 BINARY_SUFFIXES = (*ARCHIVE_SUFFIXES, ".parquet", ".arrow", ".h5", ".pdf", ".pt")
+EXAMPLE_SUFFIXES = {".txt": "text", ".json": "json", ".jsonl": "json"}  # and the loader of `datasets` for them
 SPLIT_TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
 
 
@@ -43,6 +44,23 @@ def list_text_files(files: Any, val_files: Any = None) -> tuple[list[str], list[
         rule = "cannot name a file of data.files: validation must not see what is trained on"
         raise ConfigError("data.val_files", shared[0], rule, "leave it out of data.files")
     return train_paths, val_paths
+
+
+def list_examples(files: Any, val_files: Any = None) -> tuple[list[str], list[str], str]:
+    """Return the files for training and for validation, as `list_text_files`, and "text" or "json", which all are.
+
+    Raises:
+        ConfigError: as there, or a file is neither, or they differ.
+    """
+    train_files, eval_files = list_text_files(files, val_files)
+    kinds = [EXAMPLE_SUFFIXES.get(os.path.splitext(file)[1].lower()) for file in train_files + eval_files]
+    for i, (file, kind) in enumerate(zip(train_files + eval_files, kinds, strict=True)):
+        key = "data.files" if i < len(train_files) else "data.val_files"
+        if kind is None or kind != kinds[0]:
+            rule = "Either all files must be .txt, or all must be .json or .jsonl"
+            rule += f"; {train_files[0]} differs from this one" if kind else ""
+            raise ConfigError(key, file, rule, f"choose with a pattern, as in {key}='folder/*.txt'")
+    return train_files, eval_files, str(kinds[0])
 
 
 def windows_of_split(

@@ -7,10 +7,10 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader
 
-from hpc.checkpoint.huggingface_folder import has_tokenizer
+from hpc.checkpoint.tokenizer_folder import load_tokenizer, reject_missing_folder
 from hpc.config import extras
-from hpc.config.errors import ConfigError
-from hpc.data.text_files import list_text_files
+from hpc.config.errors import ConfigError, first_line
+from hpc.data.text_files import list_examples
 
 END = "\n"  # of an example, if the tokenizer has no token for it
 
@@ -40,7 +40,8 @@ class LocalText(L.LightningDataModule):
     ) -> None:
         super().__init__()
         extras.require("huggingface", "data", type(self).__name__)
-        train_files, eval_files = list_text_files(files, val_files)
+        train_files, eval_files, self.kind = list_examples(files, val_files)
+        reject_missing_folder(tokenizer)
         self.files = {"train": train_files, **({"test": eval_files} if eval_files else {})}
         self.tokenizer = Path(tokenizer).expanduser()
         self.block_size = block_size
@@ -68,30 +69,42 @@ class LocalText(L.LightningDataModule):
     def _load(self) -> Any:
         """Return datasets of blocks, "train" and "test"."""
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
-        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
+        from datasets.exceptions import DatasetGenerationError  # pyright: ignore[reportMissingImports]
 
-        kind = "text" if self.files["train"][0].endswith(".txt") else "json"
-        texts = load_dataset(kind, data_files=self.files)
+        tokenizer = load_tokenizer(self.tokenizer)
+        try:
+            texts = load_dataset(self.kind, data_files=self.files)
+        except DatasetGenerationError as error:
+            rule = f"must be .txt in UTF-8, or JSON objects with the same keys: {first_line(error.__cause__ or error)}"
+            raise ConfigError("data.files", None, rule, "correct the files") from error
         if "test" not in self.files:
+            if texts["train"].num_rows < 2:
+                rule = "must hold two examples or more, as a tenth of them is held out for validation"
+                raise ConfigError("data.files", self.files["train"][0], rule, "more text, or data.val_files=<others>")
             texts = texts["train"].train_test_split(test_size=0.1, seed=self.seed)
-        tokenizer = None
-        if has_tokenizer(self.tokenizer):
-            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer, local_files_only=True, trust_remote_code=False)
         columns = texts["train"].column_names
         tokens = texts.map(tokenize, batched=True, remove_columns=columns, fn_kwargs={"tokenizer": tokenizer})
-        return tokens.map(cut, batched=True, fn_kwargs={"block_size": self.block_size}).with_format("torch")
+        for name, split in tokens.items():  # each with a rest of its own
+            tokens[name] = split.map(cut, batched=True, fn_kwargs={"block_size": self.block_size, "rest": []})
+        return tokens.with_format("torch")
 
 
 def tokenize(rows: dict[str, list[str]], tokenizer: Any) -> dict[str, list[list[int]]]:
-    """Return the tokens of each text, with its end."""
+    """Return the tokens of each text, with its end. Raise `ConfigError` if an example has no text."""
+    texts = rows.get("text", [])
+    if not texts or not all(isinstance(text, str) for text in texts):
+        rule = "must hold objects with the key `text`, a string, and one of them has none"
+        raise ConfigError("data.files", None, rule, 'lines such as {"text": "an example"}')
     if tokenizer is None:
-        return {"input_ids": [[*f"{text}{END}".encode()] for text in rows["text"]]}
-    texts = [text + (tokenizer.eos_token or END) for text in rows["text"]]
+        return {"input_ids": [[*f"{text}{END}".encode()] for text in texts]}
+    texts = [text + (tokenizer.eos_token or END) for text in texts]
     return {"input_ids": tokenizer(texts, add_special_tokens=False)["input_ids"]}
 
 
-def cut(rows: dict[str, list[list[int]]], block_size: int) -> dict[str, list[list[int]]]:
-    """Return the tokens of all rows, in blocks of one size; the rest is dropped."""
-    tokens = list(chain.from_iterable(rows["input_ids"]))
-    blocks = [tokens[i : i + block_size] for i in range(0, len(tokens) - block_size + 1, block_size)]
+def cut(rows: dict[str, list[list[int]]], block_size: int, rest: list[int]) -> dict[str, list[list[int]]]:
+    """Return the tokens of `rest` and of all rows, in blocks of one size; what is left is the next call's `rest`."""
+    tokens = [*rest, *chain.from_iterable(rows["input_ids"])]
+    end = len(tokens) - len(tokens) % block_size
+    rest[:] = tokens[end:]
+    blocks = [tokens[i : i + block_size] for i in range(0, end, block_size)]
     return {"input_ids": blocks, "labels": blocks}
