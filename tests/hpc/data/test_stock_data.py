@@ -552,6 +552,13 @@ def test_a_sampler_without_an_end_is_taken_in_turns() -> None:
     assert "the batches of BatchSampler are shared out among 2 ranks in turns" in note
 
 
+def test_a_loader_of_unknown_length_on_one_rank_is_named_with_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_loaders, "_extremes", lambda number, group: (-1, number))  # without another rank
+    words = r"\(test\).* it has an unknown number on one and 3 on another"
+    with pytest.raises(ConfigError, match=words):
+        shared_loaders.reject_differing_orders(DataLoader([1, 2, 3]), "a group", split="test")  # type: ignore[arg-type]
+
+
 def test_samples_that_are_batches_are_taken_in_turns() -> None:
     loader = DataLoader([torch.tensor([number]) for number in range(5)], batch_size=None)  # type: ignore[arg-type]
     assert everything(loaded(loader, TRAIN, 2)) == [0, 2, 1, 3]

@@ -130,6 +130,24 @@ def test_ranks_with_unequally_many_batches_do_not_wait(what: str, start: Callabl
     assert steps(tmp_path / "run") == ([1, 2, 3, 4] if code == 0 else [])
 
 
+VALIDATION = """
+Line.validation_step = lambda self, batch, batch_idx: self.log("val/loss", self.compute_loss(batch), sync_dist=True)
+Data.val_dataloader = lambda self: LOADER
+"""
+OWN_VALIDATION = {
+    "fewer": (40, "(val): The loader must have equally many batches on all ranks"),
+    "fewer than ranks": (1, "SequentialSampler must give all ranks the same order of samples"),
+}
+
+
+@pytest.mark.parametrize("what", OWN_VALIDATION)
+def test_ranks_with_different_validation_data_do_not_wait(what: str, start: Callable[..., str], tmp_path: Path) -> None:
+    num, sentence = OWN_VALIDATION[what]
+    patch = VALIDATION.replace("LOADER", f"DataLoader(Points({num} if self.trainer.global_rank else 48), batch_size=4)")
+    said = start(tmp_path / "run", 2, words(2), patch=STRANGER + patch, code=2)
+    assert said.count(sentence) == 1 and "(train)" not in said and "Traceback" not in said
+
+
 EMPTY = "Points.__len__ = lambda self: 0\n"
 IN_ORDER = "Data.train_dataloader = lambda self: DataLoader(Points(), batch_size=4)\n"
 FEW = {
@@ -315,6 +333,15 @@ def test_a_callback_that_cannot_be_saved_is_named(
     assert steps(tmp_path / "run") == list(range(1, first))
     is_warned = "warning: the state of Mine cannot be saved before the first step: RuntimeError: not now" in said
     assert is_warned == (what == "an error" and first == 0)
+
+
+def test_a_fault_of_the_file_system_in_a_callback_may_pass(start: Callable[..., str], tmp_path: Path) -> None:
+    fault = MINE.replace("state_dict(self)", "on_save_checkpoint(self, *args)").replace("FIRST", "4")
+    said = start(
+        tmp_path / "run", 1, words(1), patch=STRANGER + fault.replace("STATE", "raise OSError('Stale file')"), code=1
+    )
+    assert "OSError: Stale file" in said and "must return its state" not in said
+    assert steps(tmp_path / "run") == [1, 2, 3]
 
 
 # Batches

@@ -50,9 +50,10 @@ class ShardsDataLoaders:
         loader, note = shard_dataloader(
             dataloader, stage, is_single_process=is_single_process, **data_rank_and_size(self)
         )
-        if not is_single_process and may_be_uneven(loader):
+        if not is_single_process:
             self._host_group = self._host_group or dist.new_group(backend="gloo")
-            loader = EvenBatches(loader, group=self._host_group, repeats_last=stage != RunningStage.TRAINING)
+            if _extremes(int(may_be_uneven(loader)), self._host_group)[1]:  # on any rank, as their datasets may differ
+                loader = EvenBatches(loader, group=self._host_group, repeats_last=stage != RunningStage.TRAINING)
         if stage == RunningStage.TRAINING and not is_single_process:
             self._check_evaluation_loaders(trainer)
         self._print_once(note, trainer)
@@ -157,7 +158,7 @@ def may_be_uneven(loader: Any) -> bool:
     return isinstance(batches, RankSampler) and not batches.is_even
 
 
-def reject_differing_orders(loaders: Any, group: Any) -> None:
+def reject_differing_orders(loaders: Any, group: Any, *, split: str) -> None:
     """Compare each loader's length, and the order that it has drawn. All ranks must call this after its first batch.
 
     Args:
@@ -169,7 +170,7 @@ def reject_differing_orders(loaders: Any, group: Any) -> None:
     """
     for loader in tree_leaves(loaders) if group else []:
         if is_map_style(loader):
-            _reject_differing_lengths(loader, group)
+            _reject_differing_lengths(split, loader, group)
         batches = noted_batches.index_sampler(loader)
         shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else unwrap(batches)
         if not isinstance(shared, RankSampler) or shared.is_compared or shared.checksum is None:
@@ -185,13 +186,14 @@ def reject_differing_orders(loaders: Any, group: Any) -> None:
             raise ConfigError("data", name, rule, fix)
 
 
-def _reject_differing_lengths(loader: DataLoader, group: Any) -> None:
+def _reject_differing_lengths(split: str, loader: DataLoader, group: Any) -> None:
     length = sized_len(loader)  # None: the sampler does not say
     least, most = _extremes(-1 if length is None else length, group)
     if least < most:
+        fewest = "an unknown number" if least == -1 else least
         rule = "The loader must have equally many batches on all ranks, which would wait for each other; it has "
         fix = "a loader of the whole dataset, without a sampler, on each rank: it is shared out"
-        raise loader_error("train", loader, rule=f"{rule}{least} on one and {most} on another", fix=fix)
+        raise loader_error(split, loader, rule=f"{rule}{fewest} on one and {most} on another", fix=fix)
 
 
 def _extremes(number: int, group: Any) -> tuple[int, int]:

@@ -32,23 +32,25 @@ class StopsEvaluations(L.Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_batch(batch_idx, trainer.val_dataloaders)
+        self._start_batch(trainer, batch_idx)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_batch(batch_idx, trainer.test_dataloaders)
+        self._start_batch(trainer, batch_idx)
 
     def on_predict_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         before_stop = [callback.write_before_stop for callback in callbacks if isinstance(callback, PredictionWriter)]
-        self._start_batch(batch_idx, trainer.predict_dataloaders, *before_stop)
+        self._start_batch(trainer, batch_idx, *before_stop)
 
-    def _start_batch(self, batch_idx: int, loaders: Any, *before_stop: Callable[[], dict[str, float]]) -> None:
+    def _start_batch(self, trainer: Any, batch_idx: int, *before_stop: Callable[[], dict[str, float]]) -> None:
         if batch_idx == 0:
-            reject_differing_orders(loaders, self.boundary.agreement.group)
+            split = trainer.state.stage.dataloader_prefix
+            loaders = getattr(trainer, f"{split}_dataloaders")
+            reject_differing_orders(loaders, self.boundary.agreement.group, split=split)
         self.boundary.stop_evaluation_if_due(*before_stop)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:

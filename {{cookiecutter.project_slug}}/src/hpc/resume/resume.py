@@ -131,7 +131,7 @@ class Resume(StopsEvaluations):
     ) -> None:
         self.watch.report_progress(trainer.global_step, "training")
         if batch_idx == 0 or not self.run.has_started_training:
-            reject_differing_orders(trainer.train_dataloader, self.boundary.agreement.group)
+            reject_differing_orders(trainer.train_dataloader, self.boundary.agreement.group, split="train")
             unsupported.reject_changed_names(trainer, self._weight_names)
         self.run.has_started_training = True
         self._record_initial_values(trainer, pl_module)

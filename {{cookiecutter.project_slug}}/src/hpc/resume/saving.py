@@ -13,7 +13,7 @@ from hpc.checkpoint.strategy_state import MANIFEST_KEY, ON_PUBLISHED, VALIDATED_
 from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.sections import CheckpointConfig
 from hpc.resume.best_checkpoint import BestCheckpoint
-from hpc.run import attempt_log
+from hpc.run import attempt_log, causes
 from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
 
@@ -83,7 +83,8 @@ class Saver:
         except CheckpointNotWritten as error:
             self._warn(trainer, step, error)
         except Exception as error:
-            plain_data.raise_config_error_for_callback(error, trainer.callbacks)  # type: ignore[attr-defined]
+            if causes.is_deterministic(error):  # else the next attempt may save it
+                plain_data.raise_config_error_for_callback(error, trainer.callbacks)  # type: ignore[attr-defined]
             raise
         finally:
             self._is_saving = False

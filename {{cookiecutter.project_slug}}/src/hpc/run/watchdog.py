@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import dropwhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -236,8 +237,9 @@ def _in_one_line(error: BaseException) -> str:
 
     A worker of a DataLoader hands on its error as text, in which a traceback comes first.
     """
-    lines = list(filter(None, str(error).splitlines()))
+    lines = list(filter(str.strip, str(error).splitlines()))
     if "Original Traceback (most recent call last):" in lines:
-        lines = lines[1 + max(number for number, line in enumerate(lines) if line.startswith((" ", "Original "))) :]
-        return ", ".join(lines)
+        lines = lines[1 + max(n for n, line in enumerate(lines) if line.startswith(('  File "', "Original "))) :]
+        lines = list(dropwhile(lambda line: line.startswith(" "), lines))  # code; a message may have such lines later
+        return ", ".join(map(str.strip, lines)).replace(":, ", ": ")
     return ", ".join([f"{type(error).__name__}: {''.join(lines[:1])}", *getattr(error, "__notes__", ())])
