@@ -170,7 +170,7 @@ def reject_differing_orders(loaders: Any, group: Any, *, split: str) -> None:
     """
     for loader in tree_leaves(loaders) if group else []:
         if is_map_style(loader):
-            _reject_differing_lengths(split, loader, group)
+            _reject_differing_lengths(loader, group, split=split)
         batches = noted_batches.index_sampler(loader)
         shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else unwrap(batches)
         if not isinstance(shared, RankSampler) or shared.is_compared or shared.checksum is None:
@@ -186,7 +186,7 @@ def reject_differing_orders(loaders: Any, group: Any, *, split: str) -> None:
             raise ConfigError("data", name, rule, fix)
 
 
-def _reject_differing_lengths(split: str, loader: DataLoader, group: Any) -> None:
+def _reject_differing_lengths(loader: DataLoader, group: Any, *, split: str) -> None:
     length = sized_len(loader)  # None: the sampler does not say
     least, most = _extremes(-1 if length is None else length, group)
     if least < most:
