@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 COMPOSING = {"antlr4", "attr", "hydra", "omegaconf", "packaging", "yaml"}
 # More libraries that the first step needs, on the rank that writes the curves.
 WRITING = {"absl", "google", "tensorboard"}
-MORE_OF = {"fsspec", "lightning", "rich", "torch"}  # these import parts of themselves late
+# Libraries that import parts of themselves late, and torchdata, which is small: a loader may be one of its own.
+MORE_OF = {"fsspec", "lightning", "rich", "torch", "torchdata"}
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 LIGHT = [
     ["train.py", "--help"],

@@ -13,6 +13,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Sampler
 
 from hpc.config.errors import ConfigError
+from hpc.data.rank_samplers import RankSampler
 from hpc.data.sample_randomness import is_seeded
 from hpc.data.sampler import GlobalOrderSampler
 from hpc.data.stream_loader import stream_of
@@ -199,7 +200,8 @@ def list_samplers(loader: DataLoader) -> list[Any]:
     while to_visit:
         sampler = to_visit.pop(0)
         if hasattr(sampler, "__dict__") and all(sampler is not other for other in samplers):
-            samplers.append(sampler)
+            # What a RankSampler holds of its own follows from the epoch, which Lightning sets.
+            samplers += [] if isinstance(sampler, RankSampler) else [sampler]
             to_visit += [getattr(sampler, name, None) for name in ("sampler", "batch_sampler")]
     return [*samplers, SimpleNamespace(generator=loader.generator)]
 
