@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from hpc.config.build import build, build_data
 from hpc.run import command_line, directory
 from hpc.run.program import RankProcess, rank_process
-from hpc.training.attempt import run_attempt
+from hpc.training.attempt import Attempt, run_attempt
 
 
 def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
@@ -25,7 +25,7 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
 
         data, module = build_data(cfg), build(cfg.model)  # as hydra.utils.instantiate does
         # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.
-        trainer = make_trainer(attempt, module, data, trial=search_reporter(attempt.run_dir))
+        trainer = make_trainer(attempt, module, data, trial=search_reporter(attempt))
         metrics: dict[str, float] = {}
         if cfg.task == "train":
             trainer.fit(module, data, ckpt_path=attempt.checkpoint.path if attempt.checkpoint else None)
@@ -37,13 +37,13 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
     return attempt.metrics
 
 
-def search_reporter(run_dir: Path) -> Any:
-    """Return the reporter of a hyperparameter search (submit.py --search); None if the run belongs to no search."""
-    if not directory.is_search_trial(run_dir):
+def search_reporter(attempt: Attempt) -> Any:
+    """Return the reporter of a hyperparameter search (submit.py --search), on rank 0; None if there is no search."""
+    if not attempt.claim or not directory.is_search_trial(attempt.run_dir):
         return None
     from hpc.studies import optuna_study  # only here: other runs do not need it
 
-    return optuna_study.open_reporter(run_dir)
+    return optuna_study.open_reporter(attempt.run_dir)
 
 
 if __name__ == "__main__":

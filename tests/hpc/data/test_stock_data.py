@@ -1,5 +1,6 @@
 """Check that stock DataLoaders and DataModules shard samples over ranks, with metrics independent of the world size."""
 
+import copy
 import json
 import random
 from collections import Counter
@@ -388,6 +389,17 @@ def test_a_researchers_sampler_is_shared_out(num_ranks: int) -> None:
     assert sorted(drawn[0]) == sorted(one)
     subset = SubsetRandomSampler(range(10, 30))
     assert sorted(everything(loaded(plain(batch_size=4, sampler=subset), TRAIN, num_ranks))) == list(range(10, 30))
+
+
+def test_a_module_reaches_its_sampler_through_the_loader() -> None:
+    weights = WeightedRandomSampler([1.0] * 50, num_samples=40)
+    loader, _ = shared_loaders.shard_dataloader(plain(batch_size=4, sampler=weights), TRAIN, rank=0, num_ranks=1)
+    chosen: Any = loader.sampler
+    assert chosen.num_samples == 40 and not hasattr(chosen, "unknown")
+    chosen.weights = torch.tensor([0.0] * 49 + [1.0])
+    assert {number for batch in loader for number in batch.tolist()} == {49}
+    chosen.seed = 7  # its own
+    assert not hasattr(weights, "seed") and copy.deepcopy(chosen).num_samples == 40
 
 
 def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:

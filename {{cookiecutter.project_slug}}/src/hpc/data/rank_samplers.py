@@ -35,6 +35,9 @@ class EpochIndices(list):
 class RankSampler(Sampler[Any]):
     """A part of the order of another sampler. A subclass says which part.
 
+    Its loader holds it in place of that sampler, whose other attributes are read and set through it: a module may
+    change the weights of `trainer.train_dataloader.sampler` as it does in a plain Trainer.
+
     Attributes:
         checksum: of the first order that was drawn in this epoch, or of its beginning.
         is_compared: whether the checksum was compared with those of other ranks.
@@ -43,10 +46,23 @@ class RankSampler(Sampler[Any]):
 
     is_even = True
 
-    def __init__(self, sampler: Any, *, seed: int) -> None:
-        self.sampler, self.seed, self.epoch = sampler, seed, 0
-        self.checksum: int | None = None
-        self.is_compared = False
+    sampler: Any
+    epoch: int
+    checksum: int | None
+    is_compared: bool
+
+    def __init__(self, sampler: Any, *, seed: int, **part: Any) -> None:
+        own = {"seed": seed, "epoch": 0, "checksum": None, "is_compared": False}
+        vars(self).update(own, sampler=sampler, **part)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":  # missing in a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name in vars(self) or not hasattr(self.sampler, name)
+        object.__setattr__(self, name, value) if is_own else setattr(self.sampler, name, value)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch; Lightning calls this before each epoch."""
@@ -86,8 +102,7 @@ class RankBatchSampler(RankSampler):
     """
 
     def __init__(self, sampler: Any, parts: list[range], *, seed: int, is_even: bool = True) -> None:
-        super().__init__(sampler, seed=seed)
-        self.parts, self.is_even = parts, is_even
+        super().__init__(sampler, seed=seed, parts=parts, is_even=is_even)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -107,9 +122,8 @@ class RankTurns(RankSampler):
     """
 
     def __init__(self, sampler: Any, *, rank: int, num_ranks: int, drops_rest: bool, seed: int) -> None:
-        super().__init__(sampler, seed=seed)
-        self.rank, self.num_ranks, self.drops_rest = rank, num_ranks, drops_rest
-        self.is_even = drops_rest
+        part = {"rank": rank, "num_ranks": num_ranks, "drops_rest": drops_rest}
+        super().__init__(sampler, seed=seed, is_even=drops_rest, **part)
 
     def __len__(self) -> int:
         """Return the number of batches. Raises `TypeError` if the sampler does not know it."""

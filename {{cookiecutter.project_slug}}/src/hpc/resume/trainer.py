@@ -56,7 +56,7 @@ def make_trainer(
     own_callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
-        Resume(run, trial=trial if run.claim else None),
+        Resume(run, trial=trial),
         HyperparameterUpdater(cfg.model),
         *writers,
     ]
