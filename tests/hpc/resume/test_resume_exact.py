@@ -563,6 +563,24 @@ def test_what_making_and_transferring_a_batch_draws_goes_on_on_several_ranks(sta
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+# The step draws random numbers, as dropout does.
+DRAWING = """
+drawn_step = Classifier.training_step
+Classifier.training_step = lambda self, *batch: drawn_step(self, *batch) * torch.rand(())
+"""
+
+
+def test_workers_of_validation_on_several_ranks_do_not_outlive_it(start: Callable, tmp_path: Path) -> None:
+    evaluated = "DataLoader(Noisy(16), batch_sampler=Own(), num_workers=1, persistent_workers=True)"
+    own = "class Own(list):\n    __init__ = lambda self: list.__init__(self, [[0, 1, 2], [3, 4], [5]])\n"
+    patch = stock("DataLoader(Noisy(50), 8, shuffle=True)", evaluated, own + DRAWING)
+    words = [*WORDS, *PLAIN, "strategy=ddp", "trainer.devices=2"]
+    start(tmp_path / "reference", 2, words, patch=patch)
+    start(tmp_path / "run", 2, words, 2, patch)
+    start(tmp_path / "run", 2, [], patch=patch)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+
+
 # Changes of a module during and after training, and a test that is interrupted once.
 ENDED = """
 import os, signal

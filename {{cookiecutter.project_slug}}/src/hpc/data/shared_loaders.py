@@ -50,6 +50,10 @@ class ShardsDataLoaders:
         loader, note = shard_dataloader(
             dataloader, stage, is_single_process=is_single_process, **data_rank_and_size(self)
         )
+        is_validating = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
+        has_own_generator = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)
+        if is_validating and not has_own_generator and noted_batches.make_workers_short_lived(loader):
+            self._print_once(f"val: {noted_batches.NOT_PERSISTENT}", trainer)
         if not is_single_process:
             self._host_group = self._host_group or dist.new_group(backend="gloo")
             if _extremes(int(may_be_uneven(loader)), self._host_group)[1]:  # on any rank, as their datasets may differ
@@ -57,10 +61,6 @@ class ShardsDataLoaders:
         if stage == RunningStage.TRAINING and not is_single_process:
             self._check_evaluation_loaders(trainer)
         self._print_once(note, trainer)
-        is_validating = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
-        has_own_generator = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)
-        if is_validating and not has_own_generator and noted_batches.make_workers_short_lived(loader):
-            self._print_once(f"val: {noted_batches.NOT_PERSISTENT}", trainer)
         if is_validating and self.evaluation:
             replay.restore_evaluation(trainer, loader, saved=self.evaluation[0])
             self.evaluation = self.evaluation[1:]
