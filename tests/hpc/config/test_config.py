@@ -1,6 +1,7 @@
 """Check that every shipped choice composes, and that invalid configs are rejected before torch is imported."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -254,6 +255,39 @@ def test_a_mistake_in_an_experiment_file_is_rejected(bad: str, tmp_path: Path, m
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
     with pytest.raises(ConfigError):
         accept("experiment=mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("_target_: [one", "mine.yaml, line 2, is no YAML: expected ',' or ']'"),
+        ("target: my_research.module.Classifier", "model must name its class in the key _target_; it has target"),
+        ("{}", "model must name its class in the key _target_; it has no keys"),
+    ],
+)
+def test_a_file_that_names_no_class_is_rejected(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    (tmp_path / "configs/model/mine.yaml").write_text(f"{text}\n")
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        accept("model=mine")
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpc.config import build
+
+    text = "try:\n    import nowhere\nexcept ImportError:\n    raise ImportError('nowhere 2 is needed')\nclass Net: ..."
+    (tmp_path / "needy.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    with pytest.raises(ConfigError, match=r"needy\.py, line 4: ImportError: nowhere 2 is needed"):
+        build.build({"_target_": "needy.Net"})
 
 
 def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Check that signatures read from source or from the cache are those that `inspect` gives."""
 
 import inspect
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -48,17 +49,81 @@ class Own(Base):
     assert set(read.parameters) == {"size"} and read.required == ["size"]
 
 
-def test_a_base_class_may_come_with_everything_of_another_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ast
+@pytest.fixture
+def write_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Put files into a folder that takes the place of src/."""
 
-    texts = {
-        "one": "from .two import *\nfrom somewhere import *\nclass Own(Base): ...\nclass Other(Unknown): ...",
-        "two": "from .three import *",
-        "three": "class Base:\n    def __init__(self, size: int): ...",
-    }
-    monkeypatch.setattr(source_signatures, "_parse_module", lambda module: ast.parse(texts[module.rpartition(".")[2]]))
-    assert read_signature(f"{PACKAGE}.one.Own").required == ["size"]
-    assert read_signature(f"{PACKAGE}.one.Other").accepts_any
+    def write(texts: dict[str, str]) -> None:
+        for name, text in texts.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        roots = {Path(name).parts[0].removesuffix(".py") for name in texts}
+        for module in (signatures, source_signatures):
+            monkeypatch.setattr(module, "is_project_code", lambda name: name.split(".")[0] in roots)
+
+    monkeypatch.setattr(source_signatures, "SOURCES", tmp_path)
+    source_signatures._parse_module.cache_clear()
+    yield write
+    source_signatures._parse_module.cache_clear()
+
+
+def test_a_base_class_may_come_with_everything_of_another_module(write_sources: Callable) -> None:
+    write_sources(
+        {
+            "one.py": "from two import *\nfrom json import *\nclass Own(Base): ...\nclass Other(Unknown): ...",
+            "two.py": "from three import *",
+            "three.py": "from two import *\nclass Base:\n    def __init__(self, size: int): ...",
+        }
+    )
+    assert read_signature("one.Own").required == ["size"]
+    assert read_signature("one.Other").accepts_any
+
+
+REEXPORTING = {
+    "research/__init__.py": "from .net import Net as Network\nfrom torch.optim import SGD\nfrom .loop import Loop",
+    "research/net.py": "class Net:\n    def __init__(self, size: int): ...\n"
+    "    @classmethod\n    def small(cls, depth: int = 1): ...\n",
+    "research/loop.py": "from . import Loop",
+    "flat.py": "from research import Network\ntry:\n    class Late: ...\nexcept OSError:\n    Late = None",
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters"),
+    [
+        ("research.Network", {"size"}),
+        ("flat.Network", {"size"}),
+        ("research.net.Net.small", {"depth"}),
+        ("research.Network.small", {"depth"}),
+        ("research.SGD", {"params", "lr"}),
+        ("flat.Late", set()),
+    ],
+)
+def test_a_target_may_be_named_where_it_is_imported(target: str, parameters: set[str], write_sources: Callable) -> None:
+    write_sources(REEXPORTING)
+    assert parameters <= set(read_signature(target).parameters)
+    for missing in ("research.Net", "research.Loop", "research.Network.large", "flat.Later"):
+        with pytest.raises(ConfigError, match=r"must be a class or a function|there is no file"):
+            read_signature(missing)
+
+
+MISSING = "import nowhere_to_be_found.deep as deep\nclass Net: ..."
+GUARDED = "try:\n    import nowhere_to_be_found\nexcept ImportError: ...\n"
+GUARDED += "import json, torch.nn\nfrom . import x\nclass Net: ..."
+
+
+def test_a_package_that_is_not_installed_is_found_before_the_queue(write_sources: Callable) -> None:
+    write_sources({"net.py": MISSING, "other.py": GUARDED})
+    with pytest.raises(ConfigError, match=r"net\.py, line 1, imports nowhere_to_be_found, which is not installed"):
+        read_signature("net.Net")
+    assert read_signature("other.Net").accepts_any
+
+
+def test_a_folder_that_an_installed_package_hides_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json").mkdir()
+    monkeypatch.setattr(signatures, "SOURCES", tmp_path)
+    with pytest.raises(ConfigError, match=r"an empty file .*json/__init__\.py, which makes that folder a package"):
+        read_signature("json.net.Net")
 
 
 def test_a_library_is_imported_once_and_then_remembered(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

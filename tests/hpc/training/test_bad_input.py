@@ -289,6 +289,55 @@ def test_a_logged_value_that_depends_on_the_number_of_ranks_is_warned_of_once(
     assert said.count("It is recommended to use `self.log(") == num_ranks - 1
 
 
+MONITORED = """
+Line.validation_step = lambda self, batch, batch_idx: self.log("val/loss", self.compute_loss(batch), sync_dist=SYNC)
+Data.val_dataloader = lambda self: DataLoader(Points(), batch_size=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "sync"), [(2, False), *[pytest.param(*c, marks=pytest.mark.soak) for c in [(1, False), (2, True)]]]
+)
+def test_a_monitored_metric_of_one_rank_is_noted_once(
+    num_ranks: int, sync: bool, start: Callable[..., str], tmp_path: Path
+) -> None:
+    patch = STRANGER + MONITORED.replace("SYNC", str(sync))
+    said = start(tmp_path / "run", num_ranks, words(num_ranks, "checkpoint.monitor=val/loss"), patch=patch)
+    note = "note: checkpoint.monitor=val/loss goes by rank 0's samples alone: each rank has another value; "
+    note += "sync_dist=True in self.log('val/loss', ...) makes it the mean of all"
+    assert said.count(note) == (num_ranks == 2 and not sync)
+
+
+# The classes
+
+
+KINDS = {
+    "data for a module": ("module.Classifier = Data", "model._target_ must make a lightning.LightningModule; got my_"),
+    "a module for data": (
+        "digits.Digits = Line",
+        "data._target_ must make data, such as a lightning.LightningDataModule",
+    ),
+    "another Lightning": (
+        "class Former:\n    __module__ = 'pytorch_lightning.net'\n    def __init__(self, **options): ...\n"
+        "module.Classifier = Former",
+        "Try: import lightning.pytorch as pl, in place of pytorch_lightning",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", soak_all_but(KINDS, "data for a module"))
+def test_a_class_of_another_kind_is_named(what: str, start: Callable[..., str], tmp_path: Path) -> None:
+    patch, sentence = KINDS[what]
+    said = start(tmp_path / "run", 1, words(1), patch=STRANGER + patch, code=2)
+    assert sentence in said and "Traceback" not in said
+
+
+def test_a_module_may_validate_although_there_are_no_data_for_it(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = STRANGER + "Line.validation_step = lambda self, batch, batch_idx: self.compute_loss(batch)"
+    start(tmp_path / "run", 1, words(1), patch=patch)
+    assert steps(tmp_path / "run")[-1] == 24
+
+
 # What a checkpoint cannot hold
 
 

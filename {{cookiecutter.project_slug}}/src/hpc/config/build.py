@@ -1,6 +1,7 @@
 """Build the objects that a config names."""
 
 import re
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -8,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import batch_size
 from hpc.config.errors import ConfigError, first_line
-from hpc.config.project import researcher_packages
+from hpc.config.project import SOURCES, researcher_packages
 
 # The errors of constructors that cannot use the values they are given.
 ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
@@ -27,6 +28,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         return instantiate(strip_check_keys(node), _convert_="all", **kwargs)
     except InstantiationException as error:
         raise_config_error_for_arguments(error)
+        _raise_config_error_for_import(error)
         raise
 
 
@@ -42,6 +44,20 @@ def build_group(group: DictConfig) -> list[Any]:
     """
     objects = [build(node) for node in group.values() if node]
     return [item for item in objects if getattr(item, "enabled", True)]
+
+
+def _raise_config_error_for_import(error: BaseException) -> None:
+    """Raise `ConfigError`, with file and line, if a module of the researcher imports what is not there; else return."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    calls = [(frame.f_code.co_filename, line) for frame, line in walk_tb(cause.__traceback__)]
+    own = [call for call in calls if Path(call[0]).is_relative_to(SOURCES)]
+    if isinstance(cause, ImportError) and own:
+        file, line = own[-1]
+        rule = f"The module must be importable; {file}, line {line}: {type(cause).__name__}: {first_line(cause)}"
+        key = re.search(r"full_key: (\S+)", str(error))
+        raise ConfigError(key[1] if key else "config", None, rule, "install what it names, or correct that line") from error
 
 
 def raise_config_error_for_arguments(error: BaseException) -> None:

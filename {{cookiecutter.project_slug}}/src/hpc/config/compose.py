@@ -103,6 +103,8 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         _raise_config_error(error, overrides, configs=configs)
     except Exception as error:  # a file that is not a config can fail anywhere in Hydra
         rule = f"must compose to one config: {type(error).__name__}: {first_line(error)}"
+        if mark := getattr(error, "problem_mark", None):  # of the YAML parser
+            rule = f"must compose to one config; {mark.name}, line {mark.line + 1}, is no YAML: {error.problem}"  # type: ignore[attr-defined]
         key = " ".join(overrides) or f"{configs}/train.yaml"
         raise ConfigError(key, None, rule, f"correct the file below {configs}") from None
     for group in REQUIRED_GROUPS:

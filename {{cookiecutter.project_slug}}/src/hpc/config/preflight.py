@@ -43,6 +43,8 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
         ConfigError: the first rule that is broken.
     """
     check_complete(cfg, needs_data=needs_data)
+    for section in ("model", "data") if needs_data else ("model",):
+        section_rules.check_class_named(cfg, section)
     run = to_dataclass(RunConfig, cfg, name="")
     trainer = to_dataclass(TrainerConfig, cfg.trainer, name="trainer", allow_other_keys=True)
     strategy = to_dataclass(StrategyConfig, cfg.strategy, name="strategy")

@@ -163,6 +163,14 @@ def check_trainer_arguments(trainer: DictConfig) -> None:
             raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
 
 
+def check_class_named(cfg: DictConfig, section: str) -> None:
+    """Check that the section of the model or of the data names its class."""
+    if not OmegaConf.select(cfg, f"{section}._target_"):
+        keys = ", ".join(str(key) for key in cfg[section]) or "no keys"
+        rule = f"must name its class in the key _target_; it has {keys}"
+        raise ConfigError(section, None, rule, f"a line _target_: <package.module.Class> in its file of configs/{section}")
+
+
 def check_callbacks(cfg: DictConfig) -> None:
     """Check that callbacks are named nodes, and none of those that do not work here."""
     if not isinstance(cfg.callbacks, DictConfig):

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from hpc.config import source_signatures
 from hpc.config.errors import ConfigError, join_key, suggest_key
-from hpc.config.project import CONFIGS, is_project_code
+from hpc.config.project import CONFIGS, SOURCES, is_project_code
 from hpc.config.source_signatures import Signature
 
 CACHE_FILE = Path(sys.prefix) / "share" / "config-signatures.json"
@@ -121,6 +121,8 @@ def _import_signature(target: str) -> Signature:
         parameters = inspect.signature(target_object).parameters.values()
     except (ImportError, AttributeError, ValueError) as error:
         fix = "install it or correct the name in configs/"
+        if (folder := SOURCES / target.partition(".")[0]).is_dir():  # hidden by an installed package of its name
+            fix = f"an empty file {folder / '__init__.py'}, which makes that folder a package of the project"
         raise ConfigError("_target_", target, f"The class cannot be imported: {error}", fix) from None
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(

@@ -1,9 +1,12 @@
 """Signatures of the project's own classes and functions, read from their source with `ast`: nothing is imported."""
 
 import ast
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import SOURCES, is_project_code
@@ -20,22 +23,34 @@ class Signature:
 
 
 def read_source_signature(target: str, library: Callable[[str], Signature]) -> Signature:
-    """Return the signature of one of the project's own classes or functions.
+    """Return the signature of one of the project's own classes, functions, or alternative constructors of a class.
+
+    A module may have imported the name from elsewhere, as the `__init__.py` of a package does.
 
     Args:
-        library: returns the signature of a base class that is not the project's own.
+        library: returns the signature of a class that is not the project's own.
 
     Raises:
         ConfigError: there is no such file or name.
     """
     module, _, name = target.rpartition(".")
-    node = _find_definition(module, name)
-    if node is None:
-        rule = f"must be a class or a function, and {module} has no {name}"
-        raise ConfigError("_target_", target, rule, "correct the name in the file of configs/")
-    if isinstance(node, ast.FunctionDef):
-        return _signature_of_arguments(node.args, skip=0)
-    return _signature_of_class(module, node, library)
+    if not _source_file(module).is_file() and (node := _find_method(module, name)):
+        decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+        return _signature_of_arguments(node.args, skip=0 if "staticmethod" in decorators else 1)
+    origin = _origin(module, name) or target
+    if not is_project_code(origin):
+        return library(origin)
+    module, _, name = origin.rpartition(".")
+    _reject_missing_imports(module)
+    definition = _find_definition(module, name)
+    if isinstance(definition, ast.FunctionDef):
+        return _signature_of_arguments(definition.args, skip=0)
+    if definition is not None:
+        return _signature_of_class(module, definition, library)
+    if _is_set(module, name):
+        return Signature({}, [], accepts_any=True)
+    rule = f"must be a class or a function, and {module} has no {name}"
+    raise ConfigError("_target_", target, rule, "correct the name in the file of configs/")
 
 
 @cache  # several checks ask for the same target, and several classes have the same base
@@ -90,9 +105,7 @@ def _first_base_signature(
 def _base_signature(base: str, module: str, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
     """Return the signature of the base class that a module calls `base`; None if it cannot be looked up."""
     first, *rest = base.split(".")
-    if (defining_module := _defining_module(module, first)) is not None:
-        return read_source_signature(f"{defining_module}.{base}", library)
-    target = ".".join([_imported_names(module).get(first, first), *rest])
+    target = ".".join([_origin(module, first) or first, *rest])
     if is_project_code(target):
         return read_source_signature(target, library)
     return library(target) if follow and "." in target else None
@@ -119,12 +132,16 @@ def _members(node: ast.ClassDef) -> list[str]:
     return sorted({f.name for f in node.body if isinstance(f, ast.FunctionDef)} | set(attributes))
 
 
+def _source_file(module: str) -> Path:
+    """Return the file of one of the project's own modules, whether there is one or not."""
+    path = SOURCES.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 @cache
 def _parse_module(module: str) -> ast.Module:
     """Parse the source of one of the project's own modules."""
-    path = SOURCES.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if not file.is_file():
+    if not (file := _source_file(module)).is_file():
         rule = f"must be in a module of the project, and there is no file {file}"
         raise ConfigError("_target_", module, rule, "correct the name in the file of configs/")
     try:
@@ -140,24 +157,66 @@ def _find_definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef |
     return next((n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
 
 
-def _defining_module(module: str, name: str) -> str | None:
-    """Return the module of the project that defines a name of this one: itself, or one whose `*` it imports.
+def _reject_missing_imports(module: str) -> None:
+    """Raise `ConfigError` if a module imports a package that is not installed: its job would fail after the queue.
 
-    None if there is no such module.
+    Imports under a condition, or in a try block, may fail on purpose.
+    """
+    for node in _parse_module(module).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        for package in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
+            if not is_project_code(package) and find_spec(package) is None:
+                rule = f"The module {module} must find what it imports; {_source_file(module)}, line {node.lineno}, "
+                rule += f"imports {package}, which is not installed"
+                raise ConfigError("_target_", None, rule, "install the package that provides it, or correct that line")
+
+
+def _find_method(class_path: str, name: str) -> ast.FunctionDef | None:
+    """Return a method of one of the project's own classes; None if there is no such class or method."""
+    module, _, class_name = class_path.rpartition(".")
+    if not module or not _source_file(module).is_file():
+        return None
+    origin = _origin(module, class_name) or ""
+    definition = _find_definition(*origin.rsplit(".", 1)) if is_project_code(origin) else None
+    return next((n for n in getattr(definition, "body", ()) if isinstance(n, ast.FunctionDef) and n.name == name), None)
+
+
+def _is_set(module: str, name: str) -> bool:
+    """Return whether a module sets a name in any other way: by an assignment, or under a condition."""
+    nodes = [node for node in ast.walk(_parse_module(module)) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    defined = [node for node in ast.walk(_parse_module(module)) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return name in {getattr(node, "id", None) for node in nodes} | {node.name for node in defined}
+
+
+def _origin(module: str, name: str, *seen: str) -> str | None:
+    """Return the dotted name of what a module calls `name`: its own definition, or what it imports.
+
+    None if it has no such name.
+
+    Args:
+        seen: modules that have imported it from this one: no import leads back to them.
     """
     if _find_definition(module, name) is not None:
-        return module
+        return f"{module}.{name}"
+    if (imported := _imported_names(module).get(name)) is not None:
+        source, _, original = imported.rpartition(".")
+        is_followed = is_project_code(imported) and source not in (module, *seen) and _source_file(source).is_file()
+        return (_origin(source, original, module, *seen) if is_followed else None) or imported
     for node in _parse_module(module).body:
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             source = _imported_module(module, node)
-            if is_project_code(source) and (defining_module := _defining_module(source, name)) is not None:
-                return defining_module
+            is_followed = is_project_code(source) and source not in (module, *seen)
+            if is_followed and (origin := _origin(source, name, module, *seen)) is not None:
+                return origin
     return None
 
 
 def _imported_module(module: str, node: ast.ImportFrom) -> str:
     """Return the dotted name of the module from which `module` imports, also of a relative import."""
-    package = module.split(".")[: -node.level] if node.level else []
+    parts = module.split(".")
+    is_package = SOURCES.joinpath(*parts).is_dir()  # the module is its __init__.py
+    package = parts[: len(parts) - node.level + is_package] if node.level else []
     return ".".join([*package, *([node.module] if node.module else [])])
 
 

@@ -77,7 +77,7 @@ def _create_validation_loaders(trainer: Any) -> None:
 
     Otherwise it would depend on the epoch at which a run resumes whether its validation data are compared.
     """
-    if trainer.val_dataloaders is None:
+    if trainer.val_dataloaders is None and trainer.enable_validation:
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.setup_data()
         trainer.training = True

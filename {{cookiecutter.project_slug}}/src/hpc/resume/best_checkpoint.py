@@ -5,6 +5,9 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.config.sections import CheckpointConfig
@@ -23,6 +26,7 @@ class BestCheckpoint:
         self.value: float | None = None
         self.folder: str | None = None
         self._published: tuple[float | None, str | None] = None, None  # value and folder that best.ckpt leads to
+        self._is_compared = False  # whether ranks were asked for the metric
 
     def is_beaten_by(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the metrics of a validation are better."""
@@ -55,6 +59,21 @@ class BestCheckpoint:
             known = ", ".join(sorted(shown)) or "none"
             rule = f"must be a metric that is logged in validation (there are: {known})"
             raise ConfigError("checkpoint.monitor", self.monitor, rule, "one of them, or checkpoint.monitor=null")
+
+    def note_differing_metric(self, metrics: Mapping[str, float], group: Any) -> None:
+        """Print once if ranks have different values of the metric: rank 0's decides. Called by all ranks.
+
+        Args:
+            group: of all ranks, on the host; None: there is one rank.
+        """
+        if group is None or not self.monitor or self._is_compared:
+            return
+        self._is_compared = True
+        max_and_minus_min = torch.tensor([metrics[self.monitor], -metrics[self.monitor]], dtype=torch.float64)
+        dist.all_reduce(max_and_minus_min, dist.ReduceOp.MAX, group=group)
+        if max_and_minus_min[0] > -max_and_minus_min[1] and dist.get_rank() == 0:
+            note = f"checkpoint.monitor={self.monitor} goes by rank 0's samples alone: each rank has another value; "
+            print(f"note: {note}sync_dist=True in self.log({self.monitor!r}, ...) makes it the mean of all", flush=True)
 
     def reject_monitor_without_validation(self, module: str) -> None:
         """Raise `ConfigError` if a metric is monitored, although nothing is validated."""

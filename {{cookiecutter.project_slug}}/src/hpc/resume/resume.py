@@ -198,6 +198,7 @@ class Resume(StopsEvaluations):
         self.boundary.evaluation_stop.update_is_validation_long(trainer)
         if trainer.sanity_checking:
             return
+        self.best.note_differing_metric(metrics, self.boundary.agreement.group)
         monitor = self.settings.monitor
         self.run.validation_metrics, self.saver.has_new_metrics = metrics, bool(monitor)
         if self.trial and monitor:

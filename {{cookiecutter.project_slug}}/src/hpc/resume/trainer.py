@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpc.checkpoint import weights
 from hpc.config.batch_size import describe_batch_size
 from hpc.config.build import build, build_group
+from hpc.config.errors import ConfigError
 from hpc.data.same_data import SameData
 from hpc.data.staging_progress import StagingProgress
 from hpc.launch.placement import Placement
@@ -41,6 +42,7 @@ def make_trainer(
         ConfigError: the loggers, callbacks or checkpoint of the config cannot be used.
     """
     cfg = run.cfg
+    _reject_other_kinds(cfg, module, data)
     if cfg.task == "predict":
         predictions.require_predict_hooks(module, data)
     if run.process.is_reporting_rank:
@@ -81,8 +83,10 @@ def make_trainer(
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
+    # Without a bar among the callbacks, Lightning would add one of its own.
+    has_bar = any(isinstance(callback, L.pytorch.callbacks.ProgressBar) for callback in callbacks)
     return build(
-        run.cfg.trainer,
+        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
@@ -94,6 +98,18 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
 def _cluster_environment(place: Placement) -> ClusterEnvironment:
     """Return what tells Lightning its rank: the result of `launch`, so that it never guesses from SLURM_ variables."""
     return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
+
+
+def _reject_other_kinds(cfg: Any, module: object, data: object) -> None:
+    """Raise `ConfigError` if the class of the model or of the data is of another kind."""
+    if not isinstance(module, L.LightningModule):
+        is_former = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
+        rule = "must make a lightning.LightningModule"
+        fix = "import lightning.pytorch as pl, in place of pytorch_lightning" if is_former else "model=<another one>"
+        raise ConfigError("model._target_", cfg.model["_target_"], rule, fix)
+    if isinstance(data, L.LightningModule):
+        rule = "must make data, such as a lightning.LightningDataModule, and no module"
+        raise ConfigError("data._target_", cfg.data["_target_"], rule, "data=<another one>")
 
 
 def test(
