@@ -57,7 +57,8 @@ def _raise_config_error_for_import(error: BaseException) -> None:
         file, line = own[-1]
         rule = f"The module must be importable; {file}, line {line}: {type(cause).__name__}: {first_line(cause)}"
         key = re.search(r"full_key: (\S+)", str(error))
-        raise ConfigError(key[1] if key else "config", None, rule, "install what it names, or correct that line") from error
+        fix = "install what it names, or correct that line"
+        raise ConfigError(key[1] if key else "config", None, rule, fix) from error
 
 
 def raise_config_error_for_arguments(error: BaseException) -> None:

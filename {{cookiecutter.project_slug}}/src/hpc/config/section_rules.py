@@ -168,7 +168,8 @@ def check_class_named(cfg: DictConfig, section: str) -> None:
     if not OmegaConf.select(cfg, f"{section}._target_"):
         keys = ", ".join(str(key) for key in cfg[section]) or "no keys"
         rule = f"must name its class in the key _target_; it has {keys}"
-        raise ConfigError(section, None, rule, f"a line _target_: <package.module.Class> in its file of configs/{section}")
+        fix = f"a line _target_: <package.module.Class> in its file of configs/{section}"
+        raise ConfigError(section, None, rule, fix)
 
 
 def check_callbacks(cfg: DictConfig) -> None:
