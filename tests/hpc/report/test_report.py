@@ -241,6 +241,20 @@ def test_what_the_last_end_says_goes_before_tensorboard(runs: Path) -> None:
     assert (only(runs)["step"], only(runs)["metric"]) == ("41", "test/accuracy 0.91")
 
 
+def test_a_metric_may_have_any_name(runs: Path) -> None:
+    run_dir = runs / "digits"
+    first = attempt(run_dir)
+    (run_dir / "config.yaml").write_text("checkpoint:\n  keep: 2\n  monitor: quality\nfaults:\n  retries: 3\n")
+    scalars(run_dir, "1", s41={"train_per": 0.5, "quality": 0.75})
+    assert only(runs)["metric"] == "quality 0.75"
+    (run_dir / "config.yaml").write_text("checkpoint:\n  monitor: null\n")
+    assert only(runs)["metric"] == "-"
+    scalars(run_dir, "2", s42={"train_per": 0.5, "val_per": 0.25})
+    assert only(runs)["metric"] == "val_per 0.25"
+    end(run_dir, first, 42, "finished", {"final_per": 0.125})
+    assert only(runs)["metric"] == "final_per 0.125"
+
+
 # -- Its state, without a scheduler --
 
 

@@ -115,8 +115,9 @@ def pass_over_batches(
             batches.fetch_effects.to_restore = place.get("next")
         if is_same and place["sum"] != batches.running_checksums[num]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
-            rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
-            fix = f"{PLAIN_LOADER} with shuffle=True, or a sampler with set_epoch(epoch)"
+            rule = f"{type(sampler).__name__} must give the same batches as before the stop; it has other arguments now, "
+            rule += "such as another batch size, or gives other samples for the same random numbers"
+            fix = f"the values of data as they were; or {PLAIN_LOADER} with shuffle=True"
             raise ConfigError("data", None, rule, fix)
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
             change = f"the number of workers has changed from {place['workers']} to {loader.num_workers}"

@@ -200,7 +200,9 @@ class Resume(StopsEvaluations):
             return
         self.best.note_differing_metric(metrics, self.boundary.agreement.group)
         monitor = self.settings.monitor
-        self.run.validation_metrics, self.saver.has_new_metrics = metrics, bool(monitor)
+        validated = self._validation_metrics | ({monitor} if monitor else set())
+        self.run.validation_metrics = {name: value for name, value in metrics.items() if name in validated}
+        self.saver.has_new_metrics = bool(monitor)
         if self.trial and monitor:
             self.boundary.reasons.is_pruned = self.trial.report(self._num_validations, metrics[monitor])
         self._num_validations += 1

@@ -112,12 +112,14 @@ def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     """Return the last step, and one metric as text: of the last test, else of the last validation."""
     ends = [attempt.end for attempt in run.attempts if attempt.end]
     end = ends[-1] if ends else {}
-    metrics = end.get("metrics", {})
-    tested = {k: v for k, v in metrics.items() if k.startswith(("test/", "predict/")) and isinstance(v, int | float)}
+    tested = {name: value for name, value in end.get("metrics", {}).items() if isinstance(value, int | float)}
     step = end.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
-    curve_step, validated = last_seen.newest_step_and_validation_metrics(*attempt_log.curve_folders(run.path))
+    monitor = re.search(r"(?m)^checkpoint:\n(?: .*\n)*? +monitor: (\S+)", read_tail(run.path / "config.yaml"))
+    curve_step, validated = last_seen.newest_step_and_validation_metrics(
+        *attempt_log.curve_folders(run.path), monitor=monitor[1] if monitor else None
+    )
     steps = [curve_step, last_seen.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
     return step if run.attempts[-1].end else newest, _main_metric(tested or validated)

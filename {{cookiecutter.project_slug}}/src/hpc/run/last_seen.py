@@ -40,8 +40,14 @@ def modified_time(path: Path) -> float:
         return 0.0
 
 
-def newest_step_and_validation_metrics(*folders: Path) -> tuple[int | None, dict[str, float]]:
-    """Return the step of the newest scalars and the newest validation metrics in TensorBoard's files."""
+def newest_step_and_validation_metrics(
+    *folders: Path, monitor: str | None = None
+) -> tuple[int | None, dict[str, float]]:
+    """Return the step of the newest scalars and the newest validation metrics in TensorBoard's files.
+
+    Args:
+        monitor: a metric of validation, whose name may be any. Others are known by names that begin with "val".
+    """
     files = [file for folder in folders for file in folder.glob("events.out.tfevents.*")]
     files.sort(key=lambda file: file.name, reverse=True)  # their names begin with the time
     step, validation_metrics = None, {}
@@ -49,7 +55,7 @@ def newest_step_and_validation_metrics(*folders: Path) -> tuple[int | None, dict
         file_step, values = _read_event_file(file)
         step = max((number for number in (step, file_step) if number is not None), default=None)
         validation_metrics = validation_metrics or {
-            tag: value for tag, value in values.items() if tag.startswith("val/")
+            tag: value for tag, value in values.items() if tag == monitor or tag.startswith(("val/", "val_"))
         }
         if step is not None and validation_metrics:
             break

@@ -145,11 +145,10 @@ def log_result(trainer: L.Trainer, cfg: DictConfig, *, metrics: dict[str, Any]) 
     sections = ("model.", "data.", "trainer.", "strategy.", "seed")
     shown = {key: value for key, value in values.items() if key.startswith(sections)}
     plain = {key: value if isinstance(value, bool | int | float) else _to_utf8(value) for key, value in shown.items()}
-    final_metrics = [name for name in metrics if name.startswith(("val/", "test/"))]
     for logger in loggers.tensorboard_loggers(trainer):
         # Not logger.log_hyperparams: it would write each metric a second time, as another point of its curve.
         writer = FileWriter(logger.log_dir)
-        for summary in hparams(plain, dict.fromkeys(final_metrics, 0)):
+        for summary in hparams(plain, dict.fromkeys(metrics, 0)):
             writer.add_summary(summary)
         writer.close()
 
