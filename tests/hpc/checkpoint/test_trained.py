@@ -40,6 +40,25 @@ def test_the_best_is_meant_where_there_is_one(tmp_path: Path) -> None:
     assert all(torch.equal(value, best.state_dict()[key]) for key, value in module.state_dict().items())
 
 
+def test_hooks_find_what_they_have_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from my_research.data.digits import Digits
+    from my_research.module import Classifier
+
+    saved = made(tmp_path / "run")
+    averaged = {name: torch.zeros_like(value) for name, value in saved.state_dict().items()}
+    content = {"state_dict": saved.state_dict(), "words": ["a", "b"], "mine": averaged, "Digits": {"offset": 3}}
+    torch.save(content, tmp_path / "run" / "checkpoints" / "last.ckpt")
+
+    def on_load_checkpoint(self: torch.nn.Module, checkpoint: dict) -> None:
+        self.words, checkpoint["state_dict"] = checkpoint["words"], checkpoint["mine"]
+
+    monkeypatch.setattr(Classifier, "on_load_checkpoint", on_load_checkpoint)
+    monkeypatch.setattr(Digits, "load_state_dict", lambda self, state: setattr(self, "offset", state["offset"]))
+    module, data = trained.load(tmp_path / "run")
+    assert module.words == ["a", "b"] and data.offset == 3  # type: ignore[attr-defined]
+    assert all(not value.any() for value in module.state_dict().values())
+
+
 def test_a_run_without_weights_is_rejected(tmp_path: Path) -> None:
     made(tmp_path / "run")
     with pytest.raises(ConfigError, match="must be an existing"):

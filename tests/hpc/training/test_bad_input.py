@@ -338,6 +338,36 @@ def test_a_module_may_validate_although_there_are_no_data_for_it(start: Callable
     assert steps(tmp_path / "run")[-1] == 24
 
 
+# What a module and its data save beside the weights
+KEEPING = """
+Line.on_save_checkpoint = lambda self, checkpoint: checkpoint.update(steps_seen=self.trainer.global_step)
+Line.on_load_checkpoint = lambda self, checkpoint: setattr(self, "steps_seen", checkpoint["steps_seen"])
+Line.test_step = lambda self, batch, batch_idx: self.log("seen", self.steps_seen + self.trainer.datamodule.offset)
+Line.predict_step = lambda self, batch, batch_idx: batch[0] * 0 + self.steps_seen + self.trainer.datamodule.offset
+
+def setup(self, stage):
+    self.offset = 1000 if stage == "fit" else -1
+
+Data.setup = setup
+Data.state_dict = lambda self: {"offset": self.offset}
+Data.load_state_dict = lambda self, state: setattr(self, "offset", state["offset"])
+Data.test_dataloader = Data.predict_dataloader = lambda self: DataLoader(Points(), batch_size=4)
+"""
+
+
+@pytest.mark.parametrize("num_ranks", soak_all_but([1, 2], 1))
+def test_what_is_tested_and_predicts_is_what_was_saved(
+    num_ranks: int, start: Callable[..., str], tmp_path: Path
+) -> None:
+    start(tmp_path / "run", num_ranks, words(num_ranks), stop_at=3, patch=STRANGER + KEEPING)
+    ckpt = f"ckpt={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"
+    said = start(tmp_path / "test", num_ranks, words(num_ranks, ckpt, "task=test"), patch=STRANGER + KEEPING)
+    assert "seen" in said and "1003.0" in said
+    start(tmp_path / "predict", num_ranks, words(num_ranks, ckpt, "task=predict"), patch=STRANGER + KEEPING)
+    predicted = torch.load(tmp_path / "predict" / "predictions.pt", weights_only=True)
+    assert torch.equal(predicted["outputs"].unique(), torch.tensor([1003.0]))
+
+
 # What a checkpoint cannot hold
 
 

@@ -18,6 +18,7 @@ from hpc.checkpoint import safe_unpickle, weights
 from hpc.config.errors import ConfigError
 from hpc.config.project import HPC
 
+REST_FILE = "meta.pt"  # of a checkpoint folder: all but the tensors
 KEEPS_WEIGHTS = "must not replace weights in state_dict: the model is sharded, so each rank has only a part of them"
 KEEPS_WEIGHTS_FIX = "strategy=single or ddp, or keep the other weights in attributes of the module"
 
@@ -42,6 +43,27 @@ def read_weights(module: nn.Module, path: Path) -> dict[str, Any]:
         with safe_unpickle.convert_unpickling_errors(path, "resume"):
             load_tensors({"state_dict": others}, storage_reader=safe_unpickle.Reader(path))
     return weights.read(path) | others
+
+
+def load_trained(module: nn.Module, path: Path) -> dict[str, Any]:
+    """Load a checkpoint's weights into a module to be tested or to predict, and return the rest of the checkpoint.
+
+    The module's own `on_load_checkpoint` is called as in plain Lightning, so that it finds what it has saved.
+
+    Raises:
+        ConfigError: it is no readable checkpoint, or one of another model.
+    """
+    weights.saved_tensors(path)  # first, as it says what is wrong with a file
+    file = path if path.is_file() else path / REST_FILE
+    with safe_unpickle.convert_unpickling_errors(path, "ckpt"):
+        rest = safe_unpickle.load_plain(file) if file.is_file() else {}
+    if not is_overridden("on_load_checkpoint", module) or (path.is_file() and "state_dict" not in rest):
+        weights.load(module, path)
+        return rest
+    checkpoint = rest if path.is_file() else {"state_dict": read_weights(module, path)} | rest
+    module.on_load_checkpoint(checkpoint)  # type: ignore[operator]
+    load_weights(module, checkpoint["state_dict"])
+    return checkpoint
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:

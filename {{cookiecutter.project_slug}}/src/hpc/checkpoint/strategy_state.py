@@ -27,7 +27,7 @@ from hpc.checkpoint import load_hooks, optimizer_states, plain_data, safe_unpick
 from hpc.checkpoint.safe_unpickle import Reader
 from hpc.checkpoint.writer import CheckpointNotWritten, CheckpointWriter
 
-REST_FILE, RANK_FILE = "meta.pt", "rank-{}.pt"
+RANK_FILE = "rank-{}.pt"
 # Keys of a checkpoint that are not for Lightning.
 RANK_STATE = "this_rank"  # the state of this rank alone
 MANIFEST_KEY = "manifest"  # entries of the manifest
@@ -93,7 +93,7 @@ class CheckpointMixin:
             write_tensors(part)
             (part / RANK_FILE.format(rank)).write_bytes(rank_bytes)
             if rank == 0:
-                (part / REST_FILE).write_bytes(rest_bytes)
+                (part / load_hooks.REST_FILE).write_bytes(rest_bytes)
 
         self.writer.start_write(part, final, details=details, write=write, on_published=on_published)
         if on_published is None:  # requested by the researcher, who expects it to be complete now
@@ -187,7 +187,7 @@ class CheckpointMixin:
     def _read_non_tensor_state(self, path: Path) -> dict[str, Any]:
         """Return all but the tensors; the rank's own state, if there is one, under RANK_STATE. Raises `ConfigError`."""
         with safe_unpickle.convert_unpickling_errors(path, "resume"):
-            rest = torch.load(path / REST_FILE, weights_only=True, map_location="cpu")
+            rest = torch.load(path / load_hooks.REST_FILE, weights_only=True, map_location="cpu")
         return rest | {RANK_STATE: read_rank_state(path, self.global_rank)}
 
     def _warn_of_fresh_optimizer(self, path: Path) -> None:

@@ -1,12 +1,13 @@
 """The trained module of a run, for use from Python: a script, a notebook, a service."""
 
 from pathlib import Path
+from typing import Any
 
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
-from hpc.checkpoint import on_disk, weights
+from hpc.checkpoint import load_hooks, on_disk
 from hpc.config.build import build, build_data
 from hpc.run import frozen_config
 from hpc.system import home
@@ -26,7 +27,11 @@ def load(run_dir: str | Path) -> tuple[LightningModule, LightningDataModule]:
     best, last = (run_dir / "checkpoints" / name for name in (on_disk.BEST, on_disk.LAST))
     newest = on_disk.read_manifest(last)
     is_averaged = newest is not None and newest.details.get("averaged")
-    return load_module(cfg, best if best.exists() and not is_averaged else last), build_data(cfg)
+    data = build_data(cfg)
+    module, rest = _load_module_and_rest(cfg, best if best.exists() and not is_averaged else last)
+    if (state := rest.get(type(data).__qualname__)) is not None:
+        data.load_state_dict(state)
+    return module, data
 
 
 def load_module(cfg: DictConfig, checkpoint: Path) -> LightningModule:
@@ -35,8 +40,12 @@ def load_module(cfg: DictConfig, checkpoint: Path) -> LightningModule:
     Raises:
         ConfigError: this code has another network.
     """
+    return _load_module_and_rest(cfg, checkpoint)[0]
+
+
+def _load_module_and_rest(cfg: DictConfig, checkpoint: Path) -> tuple[LightningModule, dict[str, Any]]:
     module = build(cfg.model)
     if is_overridden("configure_model", module):  # as load_from_checkpoint does; without a mesh, nothing is sharded
         module.configure_model()
-    weights.load(module, checkpoint)
-    return module.eval().requires_grad_(False)
+    rest = load_hooks.load_trained(module, checkpoint)
+    return module.eval().requires_grad_(False), rest

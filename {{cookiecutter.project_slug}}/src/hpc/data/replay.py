@@ -115,7 +115,7 @@ def pass_over_batches(
             batches.fetch_effects.to_restore = place.get("next")
         if is_same and place["sum"] != batches.running_checksums[num]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
-            rule = f"{type(sampler).__name__} must give the same batches as before the stop; it has other arguments now, "
+            rule = f"{type(sampler).__name__} must give the same batches as before the stop; it has other arguments, "
             rule += "such as another batch size, or gives other samples for the same random numbers"
             fix = f"the values of data as they were; or {PLAIN_LOADER} with shuffle=True"
             raise ConfigError("data", None, rule, fix)

@@ -1,6 +1,7 @@
 """The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,7 +11,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from hpc.checkpoint import weights
+from hpc.checkpoint import load_hooks, weights
 from hpc.config.batch_size import describe_batch_size
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
@@ -49,17 +50,22 @@ def make_trainer(
         print(describe_batch_size(cfg), flush=True)
     secret_values.hide_secrets(cfg, module, data)
     ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
-    if ckpt and not run.checkpoint:
+    rest: dict[str, Any] = {}
+    if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
         weights.load(module, ckpt)
+    elif ckpt and not run.checkpoint:
+        rest = load_hooks.load_trained(module, Path(ckpt))
     run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
+    data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial),
         HyperparameterUpdater(cfg.model),
+        *([DataState(data_state)] if data_state is not None else ()),
         *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
@@ -98,6 +104,16 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
 def _cluster_environment(place: Placement) -> ClusterEnvironment:
     """Return what tells Lightning its rank: the result of `launch`, so that it never guesses from SLURM_ variables."""
     return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
+
+
+class DataState(L.Callback):
+    """Gives data that are tested or predicted what their class has saved, after `setup`, as Lightning does."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
+        trainer.datamodule.load_state_dict(self.state)
 
 
 def _reject_other_kinds(cfg: Any, module: object, data: object) -> None:
