@@ -22,7 +22,7 @@ def check_strategy(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: Dic
     if strategy.name == "single" and world_size > 1:
         name, number = ("num_nodes", trainer.num_nodes) if trainer.num_nodes > 1 else ("devices", trainer.devices)
         rule = "must be 1 with strategy=single, which trains on one device"
-        raise ConfigError(f"trainer.{name}", number, rule, "strategy=ddp")
+        raise ConfigError(f"trainer.{name}", number, rule, f"trainer.{name}=1, or strategy=ddp")
     _check_tensor_parallel_size(strategy, trainer, world_size=world_size)
     if strategy.name in ("fsdp", "tensor_parallel") and trainer.precision == "16-mixed":
         # Shards would have to agree on the loss scale, which Lightning 2.6 does not do for FSDP2.

@@ -114,7 +114,7 @@ def _memory_lines(prediction: Prediction) -> list[str]:
         f"  {name:<14}{'not counted' if name in unknown else format(value / size, width):>9}"
         for name, value in vars(memory).items()
     ]
-    total = f"  {'total':<14}{memory.total / size:{width}}"
+    total = f"  {'at least' if unknown else 'total':<14}{memory.total / size:{width}}"
     if prediction.capacity is not None and prediction.margin is not None:
         margin = f"{abs(prediction.margin) / 1e9:.1f} GB"
         verdict = f"does NOT fit, {margin} too much" if prediction.margin < 0 else f"fits, {margin} to spare"
