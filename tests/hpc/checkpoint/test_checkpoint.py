@@ -99,6 +99,8 @@ UNREADABLE = {
     "odd files": b'{"version": 1, "step": 10, "attempt": 1, "files": 3}',
     "odd sums": b'{"version": 1, "step": 10, "attempt": 1, "files": {"a": [1]}}',
     "odd step": b'{"version": 1, "step": "x", "attempt": 1, "files": {}}',
+    "odd steps tried": b'{"version": 1, "step": 1, "attempt": 1, "files": {}, "stepped": "x"}',
+    "odd world": b'{"version": 1, "step": 1, "attempt": 1, "files": {}, "world_size": [2]}',
     "endless step": b'{"version": 1, "step": Infinity, "attempt": 1, "files": {}}',
     "a folder": ...,
 }

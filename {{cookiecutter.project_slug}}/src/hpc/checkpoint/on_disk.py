@@ -180,6 +180,7 @@ def read_manifest(path: Path) -> Checkpoint | None:
             raise ConfigError("resume", path, rule, "run the code that wrote it")
         step, attempt = int(details.pop("step")), int(details.pop("attempt"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in details.pop("files").items()}
+        details |= {name: int(details[name]) for name in ("stepped", "world_size") if name in details}
         if "logs" in details:
             details["logs"] = {str(name): int(position) for name, position in details["logs"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
