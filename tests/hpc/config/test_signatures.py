@@ -61,10 +61,14 @@ def write_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
         for module in (signatures, source_signatures):
             monkeypatch.setattr(module, "is_project_code", lambda name: name.split(".")[0] in roots)
 
+    def forget() -> None:
+        source_signatures._parse_module.cache_clear()
+        source_signatures.read_source_signature.cache_clear()
+
     monkeypatch.setattr(source_signatures, "SOURCES", tmp_path)
-    source_signatures._parse_module.cache_clear()
+    forget()
     yield write
-    source_signatures._parse_module.cache_clear()
+    forget()
 
 
 def test_a_base_class_may_come_with_everything_of_another_module(write_sources: Callable) -> None:

@@ -22,6 +22,7 @@ class Signature:
     members: list[str] = field(default_factory=list)  # methods and self.attributes, for the project's own classes
 
 
+@cache  # several checks ask for the same target, and several classes have the same base
 def read_source_signature(target: str, library: Callable[[str], Signature]) -> Signature:
     """Return the signature of one of the project's own classes, functions, or alternative constructors of a class.
 
@@ -53,7 +54,6 @@ def read_source_signature(target: str, library: Callable[[str], Signature]) -> S
     raise ConfigError("_target_", target, rule, "correct the name in the file of configs/")
 
 
-@cache  # several checks ask for the same target, and several classes have the same base
 def _signature_of_class(module: str, node: ast.ClassDef, library: Callable[[str], Signature]) -> Signature:
     """Return the signature of `__init__`, with the parameters of the base class that it passes on in **kwargs."""
     init = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
