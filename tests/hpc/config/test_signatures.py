@@ -62,8 +62,8 @@ def write_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
             monkeypatch.setattr(module, "is_project_code", lambda name: name.split(".")[0] in roots)
 
     def forget() -> None:
-        source_signatures._parse_module.cache_clear()
-        source_signatures.read_source_signature.cache_clear()
+        for cached in ("_parse_module", "_imported_names", "read_source_signature"):
+            getattr(source_signatures, cached).cache_clear()
 
     monkeypatch.setattr(source_signatures, "SOURCES", tmp_path)
     forget()

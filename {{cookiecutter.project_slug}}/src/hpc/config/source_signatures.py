@@ -166,10 +166,15 @@ def _reject_missing_imports(module: str) -> None:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
         for package in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
-            if not is_project_code(package) and find_spec(package) is None:
+            if not is_project_code(package) and not _is_installed(package):
                 rule = f"The module {module} must find what it imports; {_source_file(module)}, line {node.lineno}, "
                 rule += f"imports {package}, which is not installed"
                 raise ConfigError("_target_", None, rule, "install the package that provides it, or correct that line")
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def _find_method(class_path: str, name: str) -> ast.FunctionDef | None:
@@ -214,12 +219,15 @@ def _origin(module: str, name: str, *seen: str) -> str | None:
 
 def _imported_module(module: str, node: ast.ImportFrom) -> str:
     """Return the dotted name of the module from which `module` imports, also of a relative import."""
+    if not node.level:
+        return node.module or ""
     parts = module.split(".")
     is_package = SOURCES.joinpath(*parts).is_dir()  # the module is its __init__.py
-    package = parts[: len(parts) - node.level + is_package] if node.level else []
+    package = parts[: len(parts) - node.level + is_package]
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
+@cache
 def _imported_names(module: str) -> dict[str, str]:
     """Map each name that a module imports to the dotted name that it stands for."""
     names: dict[str, str] = {}
