@@ -8,6 +8,7 @@ import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -90,7 +91,7 @@ def make_trainer(
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
     # Without a bar among the callbacks, Lightning would add one of its own.
-    has_bar = any(isinstance(callback, L.pytorch.callbacks.ProgressBar) for callback in callbacks)
+    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     return build(
         {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
         logger=run_loggers,
