@@ -40,9 +40,7 @@ def modified_time(path: Path) -> float:
         return 0.0
 
 
-def newest_step_and_validation_metrics(
-    *folders: Path, monitor: str | None = None
-) -> tuple[int | None, dict[str, float]]:
+def newest_step_and_validation_metrics(*folders: Path, monitor: str) -> tuple[int | None, dict[str, float]]:
     """Return the step of the newest scalars and the newest validation metrics in TensorBoard's files.
 
     Args:
