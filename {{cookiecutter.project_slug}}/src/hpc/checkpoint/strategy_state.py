@@ -44,6 +44,7 @@ class CheckpointMixin:
 
     Attributes:
         after_train_end: called when the callbacks' and the module's own `on_train_end` are done.
+        references: of values of the environment, which may be secrets, and are saved by name only.
     """
 
     lightning_module: Any
@@ -53,6 +54,7 @@ class CheckpointMixin:
     global_rank: int
     world_size: int
     after_train_end: Callable[[], object] = staticmethod(lambda: None)
+    references: Mapping[str, str] = MappingProxyType({})
     _writer: CheckpointWriter | None = None
     _stager: BlockingAsyncStager | None = None
     _restored_from: Path | None = None
@@ -83,7 +85,7 @@ class CheckpointMixin:
         final, on_published = Path(self.broadcast(filepath)), checkpoint.pop(ON_PUBLISHED, None)
         rank, rank_state = self.global_rank, checkpoint.pop(RANK_STATE, {})
         load_hooks.reject_weights_replaced_on_save(self.lightning_module.trainer, checkpoint["state_dict"])
-        plain_data.remove_unsavable_hparams(checkpoint)
+        plain_data.make_hparams_savable(checkpoint, self.references)
         part = self.writer.prepare_folder(final)
         write_tensors = self._copy_tensors(checkpoint, part)
         plain_data.reject_sharded_tensors(checkpoint)
