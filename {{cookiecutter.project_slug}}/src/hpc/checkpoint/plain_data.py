@@ -10,15 +10,16 @@ from typing import Any
 
 import lightning as L
 import torch
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hpc.checkpoint import load_hooks
+from hpc.checkpoint import load_hooks, safe_unpickle
 from hpc.config import freezing
 from hpc.config.errors import ConfigError, first_line
 
-FIX = "return numbers, strings, tensors, and lists and dicts of them"
+FIX = "return numbers, strings, tensors, arrays, and lists and dicts of them"
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
 
 
@@ -119,9 +120,9 @@ def _save(value: Any) -> tuple[bytes, str]:
     """Return a value as torch.save writes it, and why it cannot be saved and read as plain data ("" if it can)."""
     stream = io.BytesIO()
     try:
-        torch.save(value, stream)
+        torch.save(tree_map_only((DictConfig, ListConfig), OmegaConf.to_container, value), stream)
         stream.seek(0)
-        torch.load(stream, weights_only=True, map_location="cpu")
+        safe_unpickle.load_saved(stream)
     except Exception as error:  # a class of the value may raise any
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
         return b"", f"it must not hold a {kind[1]}" if kind else first_line(error)
