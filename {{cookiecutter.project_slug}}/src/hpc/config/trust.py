@@ -40,7 +40,7 @@ TRUSTED_IF_NAMED = (
 # Resolvers that make nodes from text, or whose own name is computed: `reject_untrusted` cannot see such nodes.
 # All other resolvers lead to nodes that are checked where they stand.
 NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
-TARGETS = re.compile(r"""(?<![\w.])_(target|check)_["']?[ \t]*:[ \t]*["']?(?!null\b)([\w.]+)""")  # in either style of YAML
+TARGETS = re.compile(r"""(?<![\w.])_(target|check)_["']?[ \t]*:[ \t]*["']?(?!null\b)([\w.]+)""")
 # Classes of data, which do nothing else when they are built.
 PLAIN_CLASSES = {f"builtins.{kind.__name__}" for kind in (bool, int, float, complex, str, list, tuple, dict, set)}
 PLAIN_CLASSES |= {"builtins.frozenset", "builtins.range", "builtins.slice", "types.SimpleNamespace"}
