@@ -122,9 +122,6 @@ def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: floa
     for job, state in known.items():
         if state.is_active:
             return job, state
-    error = run.submitted.get("error")
-    if error and run.submit_time >= run.stale_before:
-        return run.job, JobState("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
     if starts := history.num_starts_at_giving_up(run):
         return run.job, JobState("given up", f"{starts} starts without a newer checkpoint")
     # The verdict of an attempt stays if the next start of the run is rejected.

@@ -58,7 +58,7 @@ class RunRecord:
     def is_finished(self) -> bool:
         """Return True if the run has finished and was not submitted once more after that."""
         end = self.attempts[-1].end if self.attempts else None
-        is_resubmitted = end and self.submit_time > end["time"] and not self.submitted.get("error")
+        is_resubmitted = end and self.submit_time > end["time"]
         return self.verdict == "finished" and not is_resubmitted
 
 
