@@ -379,6 +379,10 @@ def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, command
     assert run_table.scheduler_of_run(run) == "slurm"
     stub(commands, "qstat", "exit 1")
     assert run_table.scheduler_of_run(run) == "pbs"
+    stub(commands, "squeue", "exit 0")
+    assert run_table.scheduler_of_run(run) == "slurm"
+    (runs / "digits" / "config.yaml").write_text("cluster:\n  name: here\n  scheduler: pbs\n")
+    assert run_table.scheduler_of_run(run) == "pbs", "a rendered script was given to qsub where there is a squeue, too"
 
 
 def test_a_site_without_accounts(runs: Path, commands: Path) -> None:

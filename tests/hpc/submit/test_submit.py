@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def test_what_a_site_prints_before_the_number_is_none(cluster: str, answer: str,
 
 def test_a_chain_tells_what_all_its_jobs_may_cost(desk: Desk) -> None:
     assert desk.type("cluster=pbs", "cluster.account=a", "cluster.chain=3", "cluster.time=1:00:00", "trainer=ddp") == 0
-    assert "asks for at most 3 jobs, one after the other, of 1 nodes x 4 tasks, 01:00:00 each: 12 GPU-hours" in desk.out
+    size = "3 jobs, one after the other until the run is finished, of 1 nodes x 4 tasks, 01:00:00 each"
+    assert f"asks for at most {size}: 12 GPU-hours" in desk.out
     assert desk.type("cluster=slurm", "cluster.chain=3") == 2 and "cluster.chain=1" in desk.err
 
 
@@ -592,6 +594,24 @@ def test_a_repository_above_that_ignores_the_project_is_not_asked(desk: Desk, tm
     git(tmp_path, "init", "-q")
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     assert copied(Path("mine")) == sorted(FILES)
+
+
+def test_pipes_and_sockets_are_left_out(desk: Desk) -> None:
+    os.mkfifo(desk.project / "src" / "p" / "wandb.pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        Path("socket").rename(desk.project / "socket")
+        assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
+    assert copied(Path("mine")) == sorted(FILES)
+
+
+def test_a_file_that_cannot_be_copied_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(source))
+
+    monkeypatch.setattr(snapshot.shutil, "copy2", copy)
+    assert desk.type("cluster=slurm", "run_dir=mine") == 2 and not Path("mine").exists()
+    assert f"{desk.project}/" in desk.err and "must be readable" in desk.err and ".gitignore" in desk.err
 
 
 def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -91,7 +92,7 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         _reject_forbidden(override)
     try:
         with _initialize_hydra(configs):
-            quoted = [_in_hydras_grammar(override) for override in overrides]
+            quoted = _last_choices([_in_hydras_grammar(override) for override in overrides])
             cfg = hydra_compose("train", quoted, return_hydra_config=True)
             choices = cfg.hydra.runtime.choices
             with open_dict(cfg):
@@ -120,6 +121,20 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
         apply_personal_values(values, cfg.cluster, default=default, typed=typed)
     return cfg
+
+
+def with_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig | None:
+    """Return a copy of a composed config with other values of its keys; None if Hydra must compose it anew."""
+    copy = cfg.copy()
+    for override in OverridesParser.create().parse_overrides([_in_hydras_grammar(word) for word in overrides]):
+        value = override.value()
+        if override.is_delete() or override.is_add() or override.package or isinstance(value, dict):
+            return None
+        try:
+            OmegaConf.update(copy, override.key_or_group, value)
+        except OmegaConfBaseException:
+            return None
+    return copy
 
 
 def config_groups(configs: Path | None = None) -> dict[str, list[str]]:
@@ -159,6 +174,16 @@ def _in_hydras_grammar(override: str) -> str:
     if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
     return f"{key}='{escape_quotes(value)}'"
+
+
+def _last_choices(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without `~group` where `group=choice` comes later: Hydra would remove the group anyway."""
+    later = {override: overrides[number + 1 :] for number, override in enumerate(overrides)}
+    return [
+        override
+        for override in overrides
+        if not (override[:1] == "~" and any(word.startswith(f"{override[1:]}=") for word in later[override]))
+    ]
 
 
 def _reject_forbidden(override: str) -> None:

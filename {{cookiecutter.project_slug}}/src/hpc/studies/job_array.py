@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig
+from tqdm import tqdm
 
 from hpc.config import project
 from hpc.run import directory, frozen_config, snapshot
@@ -22,7 +23,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     members = sweep.compose_members(words, folder)
     array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
-    for cfg, overrides in members:
+    for cfg, overrides in tqdm(members, "checking", unit="run", disable=None, leave=False, delay=1):
         queue_run.check_submission(cfg, overrides)
         jobs.append(make_job(cfg, **array_fields))
     sweep.reject_different_requests(jobs)

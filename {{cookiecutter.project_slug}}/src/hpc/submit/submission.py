@@ -38,7 +38,7 @@ def submit_and_report(
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
-        size = f"{num_jobs} jobs, one after the other, of {size} each"
+        size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
     job_ids, command = scheduler.submit_job(
         script or folder / "job.sh", cfg, job=job, folder=folder, wait=options.wait, change=change
     )
