@@ -57,7 +57,7 @@ def test_where_only_values_differ_hydra_composes_once(monkeypatch: pytest.Monkey
     ]
     for typed, count in (
         ([*values, "cluster=slurm"], 1),
-        (["seed=1,2,3", "trainer=ddp,gpu", "ckpt='${name}',/a b/c"], 2),
+        (["seed=1,2,3", "trainer=ddp,gpu", "name=a,'${seed}'"], 2),
         (["+model.network.extra={a: 1},{b: 2}"], 2),
     ):
         members = sweep.compose_members(typed, FOLDER)
