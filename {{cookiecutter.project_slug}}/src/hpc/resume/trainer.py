@@ -76,7 +76,7 @@ def make_trainer(
         *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
+    strategies.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
