@@ -476,9 +476,13 @@ def test_a_proposed_change_keeps_the_global_batch_whoever_gives_it(key):
 def loader_decides():
     """Return the overrides of data whose loaders decide about the batch size."""
     source, config = PROJECT / "src/loader_decides.py", PROJECT / "configs/data/loader_decides.yaml"
-    signature = "def __init__(self, block_size: int = 1024, vocab_size: int = 96) -> None: super().__init__()"
-    source.write_text(f"import lightning as L\n\n\nclass Data(L.LightningDataModule):\n    {signature}\n")
-    config.write_text("_target_: loader_decides.Data\nblock_size: 1024\nvocab_size: 96\n")
+    sizes = {"block_size": 1024, "vocab_size": 96, "bytes_per_token": 1.0}
+    arguments = ", ".join(f"{name}={value}" for name, value in sizes.items())
+    source.write_text(
+        "import lightning as L\n\n\nclass Data(L.LightningDataModule):\n"
+        f"    def __init__(self, {arguments}):\n        super().__init__()\n"
+    )
+    config.write_text(json.dumps({"_target_": "loader_decides.Data", **sizes}))
     yield ["model=gpt_1b", "data=loader_decides"]
     source.unlink()
     config.unlink()

@@ -10,14 +10,15 @@ import pytest
 import torch
 from fork import PACKAGE
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.distributed import _functional_collectives as collectives
 
 from hpc.config import compose, preflight
 from hpc.plan import trace_cache, tracer
-from hpc.plan.measured_step import NotTraceable
+from hpc.plan.measured_step import NotTraceable, _tensor_parallel_mesh
+from hpc.plan.meter import Meter
 from hpc.plan.setup import setup_from_config
 from hpc.plan.trace_types import Trace, highest
+from hpc.training.fake_tensors import fake_tensor_mode
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
 
@@ -90,38 +91,16 @@ def test_ranks_that_share_layers_hold_and_do_their_share():
     assert not block.all_reduced
 
 
-def test_ranks_that_share_the_sequence_send_as_much_as_those_that_all_reduce():
-    """Check sequence parallelism: each all-reduce becomes a reduce-scatter and an all-gather."""
-
-    class Split(nn.Module):
-        def __init__(self, *, by_sequence: bool) -> None:
-            super().__init__()
-            self.by_sequence = by_sequence
-            self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.down(self.up(self.norm(x))).mean(1)
-            return y.full_tensor() if isinstance(y, DTensor) else y
-
-        def example_input(self, batch_size: int) -> Tensor:
-            return torch.zeros(batch_size, 32, 64)
-
-        def tensor_parallel_plan(self) -> dict[str, Any]:
-            shard = Shard(1)
-            if not self.by_sequence:
-                return {"up": ColwiseParallel(), "down": RowwiseParallel()}
-            return {
-                "norm": SequenceParallel(),
-                "up": ColwiseParallel(input_layouts=shard),
-                "down": RowwiseParallel(output_layouts=shard, use_local_output=False),
-            }
-
-    sums = [
-        sum(work.count * work.bytes.per_example for part in trace.parts for work in part.all_reduced)
-        for trace in (traced(partial(Split, by_sequence=kind), tensor_parallel=2) for kind in (False, True))
-    ]
-    assert sums[0] == 2 * 32 * 64 * 4
-    assert sums[1] == pytest.approx(sums[0], rel=0.1)
+def test_a_gather_and_a_scatter_cost_together_what_an_all_reduce_costs():
+    """Check the bytes that tensor-parallel ranks send if they share the sequence: a ring sends half for each."""
+    with _tensor_parallel_mesh(2) as mesh, fake_tensor_mode():
+        group, whole, shard = mesh.get_group(), torch.zeros(8, 64), torch.zeros(4, 64)
+        with Meter(nn.Linear(1, 1)) as meter:
+            meter.enter("before", "forward")
+            collectives.all_reduce(whole, "sum", group)
+            collectives.all_gather_tensor(shard, 0, group)
+            collectives.reduce_scatter_tensor(whole, "sum", 0, group)
+    assert meter.runs["before", "forward"].reduced == [8 * 64 * 4, 4 * 64 * 4, 4 * 64 * 4]
 
 
 class Looks(nn.Module):

@@ -18,6 +18,10 @@ def check_batch_size(cfg: DictConfig) -> None:
         ConfigError
     """
     given = {key: cfg.data[key] for key in (GLOBAL, PER_DEVICE) if cfg.data.get(key) is not None}
+    if given and cfg.data.get("_target_") is None:
+        key, size = next(iter(given.items()))
+        rule = "must be left out with data=none: the module's own loaders have their batch size"
+        raise ConfigError(f"data.{key}", size, rule, f"the command without data.{key}=")
     if len(given) == 2:
         rule = f"must not be given beside data.{GLOBAL} ({given[GLOBAL]}), from which it follows"
         fix = f"data.{GLOBAL}=null, or data.{PER_DEVICE}=null"
@@ -33,20 +37,6 @@ def check_batch_size(cfg: DictConfig) -> None:
         rule = f"must be divisible by data-parallel size * trainer.accumulate_grad_batches = {num_micro_batches}"
         fix = " or ".join(f"data.{GLOBAL}={n}" for n in (below, above) if n)
         raise ConfigError(f"data.{GLOBAL}", size, rule, fix)
-
-
-def describe_batch_size(cfg: DictConfig) -> str:
-    """Return both sizes in words, or that the loaders decide."""
-    layout = derive_layout(cfg)
-    if layout.micro_batch_size is None or layout.global_batch_size is None:
-        return "batch size: as the loaders of the data have it, on each device"
-    accumulate = cfg.trainer.accumulate_grad_batches
-    accumulated = f" * {accumulate} accumulated" if accumulate > 1 else ""
-    ranks = layout.data_parallel_size
-    return (
-        f"batch size: {layout.micro_batch_size} on each device * {ranks} device{'s' * (ranks > 1)}{accumulated} "
-        f"= {layout.global_batch_size}"
-    )
 
 
 def with_class_batch_size(node: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:

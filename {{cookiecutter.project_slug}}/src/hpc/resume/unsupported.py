@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
-from torch.nn.parameter import is_lazy
-from torch.optim import LBFGS
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from torch.utils.data import BatchSampler, DataLoader
 
 from hpc.checkpoint import weights
+from hpc.checkpoint.optimizer_states import keeps_whole_state
 from hpc.config.errors import ConfigError
 from hpc.config.section_rules import UNSUPPORTED_CALLBACKS
 from hpc.data.position import micro_batches_per_step
-from hpc.training.shown_names import join_names
 
 
 def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
@@ -32,9 +34,28 @@ def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
 
 def reject_unsupported_trainer(trainer: L.Trainer) -> None:
     """Raise `ConfigError` for a rule of `RULES` that is broken. Called once loaders and optimizers exist."""
+    reject_missing_internals(trainer)
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
             raise ConfigError(key, value(trainer), f"{rule}, so that an interrupted run can resume exactly", fix)
+
+
+def reject_missing_internals(trainer: Any) -> None:
+    """Raise `ConfigError` for a torch or Lightning without an internal name by which a run finds its place again.
+
+    To set an attribute that nobody reads would raise no error: the run would resume elsewhere.
+    """
+    loop, iterator = trainer.fit_loop, trainer.fit_loop._combined_loader._iterator
+    loops = loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization
+    needed = [(part, name) for part in loops for name in ("_restarting", "_resuming_from_checkpoint")]
+    needed += [(iterator, "_idx"), *[(iterator, "_consumed")] * isinstance(iterator, _MaxSizeCycle)]
+    needed += [(iter(_IndexBatchSamplerWrapper(BatchSampler([], 1, False))), "seen_batch_indices")]
+    missing = {f"{type(part).__name__}.{name}" for part, name in needed if not hasattr(part, name)}
+    missing |= {"_get_iterator"} - {*DataLoader.__iter__.__code__.co_names}
+    if missing:
+        rule = f"must have {', '.join(sorted(missing))}, by which a resumed run finds its place"
+        version = f"lightning {L.__version__}, torch {torch.__version__}"
+        raise ConfigError("pyproject.toml", version, rule, "versions that constraints.txt names")
 
 
 def reject_early_stopping_before_validation(trainer: Any, metrics: set[str]) -> None:
@@ -63,15 +84,6 @@ def weight_names(trainer: L.Trainer) -> set[str]:
     return set(trainer.strategy.lightning_module_state_dict())
 
 
-def reject_lazy_layers(module: L.LightningModule) -> None:
-    """Raise `ConfigError` for layers that get their sizes only from the first batch: no checkpoint fits them before."""
-    named_weights = [*module.named_parameters(), *module.named_buffers()]
-    if lazy := [name for name, weight in named_weights if is_lazy(weight)]:
-        rule = "Layers must have their sizes before training begins, or no checkpoint could be loaded"
-        fix = "a layer that is not lazy, such as torch.nn.Linear, or one call of the network in __init__"
-        raise ConfigError("model", join_names(lazy), rule, fix)
-
-
 def reject_changed_names(trainer: L.Trainer, before: set[str]) -> None:
     """Raise `ConfigError` if weights were added or removed since a checkpoint would have been loaded."""
     if changed := sorted(weight_names(trainer) ^ before):
@@ -87,15 +99,12 @@ def _has_incomplete_step(trainer: L.Trainer) -> bool:
     return math.isfinite(num_batches) and num_batches % trainer.accumulate_grad_batches != 0
 
 
-def _describe_other_state(trainer: L.Trainer) -> str:
-    """Return the optimizers that keep state outside `state`, e.g. one that wraps another; "" if there is none."""
-    if isinstance(trainer.strategy, DeepSpeedStrategy):  # it saves the whole state of its own optimizers
+def _describe_whole_state(trainer: L.Trainer) -> str:
+    """Return the optimizers whose state cannot be cut, if ranks hold parts of the parameters; "" for none."""
+    if not isinstance(trainer.strategy, ModelParallelStrategy):  # DeepSpeed saves the states of its own optimizers
         return ""
-    saved_keys = {"state", "param_groups"}
-    other_keys = {
-        type(optimizer).__name__: sorted(optimizer.state_dict().keys() - saved_keys) for optimizer in trainer.optimizers
-    }
-    return "; ".join(f"{name} ({', '.join(keys)})" for name, keys in other_keys.items() if keys)
+    kinds = {type(o).__name__ for o in trainer.optimizers if keeps_whole_state(getattr(o, "_optimizer", o))}
+    return ", ".join(sorted(kinds))
 
 
 def _describe_foreign_parameters(trainer: L.Trainer) -> str:
@@ -137,13 +146,6 @@ RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
         "def training_step(self, batch, batch_idx)",
     ),
     (
-        lambda trainer: trainer.reload_dataloaders_every_n_epochs > 1,  # type: ignore[attr-defined]
-        "trainer.reload_dataloaders_every_n_epochs",
-        lambda trainer: trainer.reload_dataloaders_every_n_epochs,  # type: ignore[attr-defined]
-        "must be 1 (new loaders in each epoch) or 0 (the same in all)",
-        "trainer.reload_dataloaders_every_n_epochs=1, or 0",
-    ),
-    (
         lambda trainer: getattr(trainer, "_val_check_time_interval", None) is not None,
         "trainer.val_check_interval",
         lambda trainer: f"{trainer._val_check_time_interval:.0f} seconds",  # type: ignore[attr-defined]
@@ -179,18 +181,11 @@ RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
         "def load_state_dict(self, state_dict, strict=True, assign=False)",
     ),
     (
-        lambda trainer: any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers),
+        _describe_whole_state,
         "model.optimizer",
-        lambda trainer: "LBFGS",
-        "An optimizer must keep its state per parameter",
-        "another optimizer",
-    ),
-    (
-        lambda trainer: _describe_other_state(trainer),
-        "model.optimizer",
-        lambda trainer: _describe_other_state(trainer),
-        "An optimizer must keep its whole state per parameter, in `state`",
-        "another optimizer",
+        _describe_whole_state,
+        "An optimizer must keep its whole state per parameter, in `state`, where ranks hold parts of the parameters",
+        "strategy=ddp, or another optimizer",
     ),
     (
         lambda trainer: _describe_foreign_parameters(trainer),
