@@ -120,7 +120,8 @@ def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
 def check_nonfinite_skip(cfg: DictConfig) -> None:
     """Check that the optimizer of the config can skip an update. One of a module is checked at the first step."""
     optimizer = OmegaConf.select(cfg, "model.optimizer")
-    if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):
+    is_node = isinstance(optimizer, DictConfig)
+    if cfg.faults.nonfinite == "skip" and is_node and not optimizer.get("fused"):
         override = "model.optimizer.fused=true"
         fix = f"{override if 'fused' in optimizer else '+' + override}, or faults.nonfinite=rollback"
         raise ConfigError("faults.nonfinite", "skip", SKIPPING_NEEDS_FUSED, fix)
