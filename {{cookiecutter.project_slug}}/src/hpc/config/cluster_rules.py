@@ -60,7 +60,6 @@ def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
         rule = "must be 1 on Slurm, which itself requeues a job that has not finished its run"
         raise ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
     num_workers, num_cores = OmegaConf.select(cfg, "data.num_workers"), cluster.cores_per_gpu
-    # Another type than int is rejected with the arguments of the data's class.
     if cluster.scheduler and num_cores and isinstance(num_workers, int) and num_workers > num_cores:
         rule = f"must be at most {num_cores}, the cores of a task on cluster={cluster.name} (cluster.cores_per_gpu)"
         raise ConfigError("data.num_workers", num_workers, rule, f"data.num_workers={max(num_cores - 1, 1)}")
