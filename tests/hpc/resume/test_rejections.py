@@ -137,6 +137,16 @@ def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
         Learns(fails=True).training_step((torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)), 0)
 
 
+@pytest.mark.parametrize("hook", ["on_test_batch_end", "on_predict_batch_end"])
+def test_an_error_of_a_later_batch_is_the_researchers(hook: str) -> None:
+    """Check that it keeps its traceback in task=test and predict, too: the network has computed a batch before."""
+    run = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    watch = SimpleNamespace(report_progress=lambda *_: None)
+    getattr(resume.Resume, hook)(SimpleNamespace(run=run, watch=watch), SimpleNamespace(global_step=0))
+    with pytest.raises(RuntimeError), lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]
+        Learns().training_step((torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64)), 0)
+
+
 TRAINER = {
     "_target_": "lightning.pytorch.Trainer", "accelerator": "cpu", "enable_checkpointing": False, "logger": False,
 }  # fmt: skip
