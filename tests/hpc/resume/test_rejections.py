@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.resume import saving, unsupported
+from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
 from hpc.training import lightning_errors, parallelize
 
