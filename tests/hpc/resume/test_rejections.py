@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.resume import saving, unsupported
+from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
 from hpc.training import lightning_errors, parallelize
 
@@ -133,6 +133,16 @@ def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
     run: Any = SimpleNamespace(has_started_training=False)
     with pytest.raises(RuntimeError, match="must match the size"), lightning_errors.convert_lightning_errors(run):
         Learns(fails=True).training_step((torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)), 0)
+
+
+@pytest.mark.parametrize("hook", ["on_test_batch_end", "on_predict_batch_end"])
+def test_an_error_of_a_later_batch_is_the_researchers(hook: str) -> None:
+    """Check that it keeps its traceback in task=test and predict, too: the network has computed a batch before."""
+    run = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    watch = SimpleNamespace(report_progress=lambda *_: None)
+    getattr(resume.Resume, hook)(SimpleNamespace(run=run, watch=watch), SimpleNamespace(global_step=0))
+    with pytest.raises(RuntimeError), lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]
+        Learns().training_step((torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64)), 0)
 
 
 TRAINER = {
