@@ -344,9 +344,9 @@ def test_squeue_is_asked_once_for_all(
 
 def test_a_job_that_is_forgotten_does_not_hide_the_others(runs: Path, commands: Path, clock: Clock) -> None:
     attempt(runs / "digits")
-    clock(5)
+    clock(15)
     attempt(runs / "older", "9")
-    written(runs, 0)
+    clock(0)
     forgotten = 'case "$*" in *--jobs*) echo "squeue: error: Invalid job id specified" >&2; exit 1;; esac'
     stub(commands, "squeue", f"{forgotten}\necho '17 RUNNING None'")
     assert [row["state"] for row in rows(runs).values()] == ["died", "running"]
@@ -365,8 +365,12 @@ def test_a_job_that_is_forgotten_does_not_hide_the_others(runs: Path, commands: 
         ("", "died"),
     ],
 )
-def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Path, commands: Path) -> None:
+def test_accounts_tell_what_squeue_has_forgotten(
+    line: str, state: str, runs: Path, commands: Path, clock: Clock
+) -> None:
+    clock(15)
     attempt(runs / "digits")
+    clock(0)
     stub(commands, "squeue", "exit 0")
     stub(commands, "sacct", f"echo '{line}'")
     assert only(runs)["state"] == state
@@ -385,8 +389,10 @@ def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, command
     assert run_table.scheduler_of_run(run) == "pbs", "a rendered script was given to qsub where there is a squeue, too"
 
 
-def test_a_site_without_accounts(runs: Path, commands: Path) -> None:
+def test_a_site_without_accounts(runs: Path, commands: Path, clock: Clock) -> None:
+    clock(15)
     attempt(runs / "digits")
+    clock(0)
     stub(commands, "squeue", "exit 0")
     stub(commands, "sacct", "echo '17|RUNNING|0:0'; echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert only(runs)["state"] == "died"
@@ -440,7 +446,7 @@ def test_what_was_submitted_last_counts(runs: Path, commands: Path, work: job.Jo
     stub(commands, "squeue", "echo '18 CANCELLED None'")
     assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "cancelled", ""]
     stub(commands, "squeue", "echo '17 FAILED NonZeroExitCode'")
-    assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "did not start", ""]
+    assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "unknown (squeue does not know its job)", ""]
     end(run_dir, attempt(run_dir, "18"), 5, "finished", {})
     assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "finished", ""]
 
@@ -450,7 +456,8 @@ def test_a_finished_run_that_is_submitted_again(runs: Path, commands: Path, work
     clock(60)
     end(run_dir, attempt(run_dir), 5, "finished", {})
     clock(5)
-    submit(run_dir, commands, work, "echo no >&2; exit 1")
+    with pytest.raises(errors.ConfigError, match="nothing is queued"):
+        submit(run_dir, commands, work, "echo no >&2; exit 1")
     assert (only(runs)["state"], only(runs)["note"]) == ("finished", "")
     submit(run_dir, commands, work, "echo 18")
     stub(commands, "squeue", "echo '18 PENDING Priority'")
@@ -501,14 +508,43 @@ def test_members_of_an_array_have_states_of_their_own(runs: Path, commands: Path
     assert list(found) == [*(f"2026-11-21_sweep/{member.name}" for member in members), "later"]
     chosen = [found[f"2026-11-21_sweep/{members[number].name}"] for number in (2, 10, 3, 4)]
     assert [row["job"] for row in chosen] == ["18_2", "18_10", "18_3", "18_4"]
-    assert [row["state"] for row in chosen] == ["running", "pending (Resources)", "failed", "did not start"]
+    assert [row["state"] for row in chosen] == [
+        "running",
+        "pending (Resources)",
+        "failed",
+        "unknown (squeue does not know its job)",
+    ]
     assert chosen[2]["note"] == "srun: error: n1: task 0: Killed"
     assert calls(commands)[0].endswith("--jobs=17,18")
     assert rows(members[2])[members[2].name]["state"] == "running", "named alone"
     assert len(rows(members[0].parent)) == 11, "the sweep alone"
 
 
+@pytest.mark.parametrize("name", ["squeue", "qstat"])
+def test_a_scheduler_that_does_not_know_the_job_does_not_end_a_run(
+    name: str, runs: Path, commands: Path, work: job.Job, clock: Clock
+) -> None:
+    """Check the view from another cluster with the same file system, whose scheduler never heard of the job."""
+    scheduler_name = {"squeue": "slurm", "qstat": "pbs"}[name]
+    clock(120)
+    submit(runs / "waits", commands, work, "echo 18", scheduler_name)
+    submit(runs / "runs", commands, work, "echo 19", scheduler_name)
+    clock(100)
+    attempt(runs / "runs", "19")
+    clock(0)
+    stub(commands, "squeue", "exit 0")
+    stub(commands, "sacct", "exit 0")
+    stub(commands, "qstat", qstat({}))
+    for minutes, state in {0: "running?", 0.5: "running?", -0.1: "running?", 1.5: "died"}.items():
+        beat(runs / "runs", 1, minutes)
+        states = {row["run"]: row["state"] for row in rows(runs).values()}
+        assert states == {"waits": f"unknown ({name} does not know its job)", "runs": state}
+
+
 # -- Its state, with PBS --
+
+
+FORGOTTEN = "unknown (qstat does not know its job)"
 
 
 @pytest.mark.parametrize(
@@ -534,11 +570,13 @@ def test_qstat_tells(said: dict, state: str, note: str, runs: Path, commands: Pa
     assert calls(commands) == ["qstat -x -t -f -F dsv 17"]
 
 
-def test_pbs_without_history_and_without_the_job(runs: Path, commands: Path, work: job.Job) -> None:
+def test_pbs_without_history_and_without_the_job(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
     submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
     stub(commands, "qstat", qstat({"17.pbsctl": {"job_state": "R"}}, history=False))
     assert only(runs)["state"] == "running"
+    clock(15)
     attempt(runs / "digits")
+    clock(0)
     stub(commands, "qstat", qstat({}, history=False))
     assert only(runs)["state"] == "died"
 
@@ -556,18 +594,20 @@ def test_of_several_jobs_of_pbs_each_is_told(runs: Path, commands: Path, work: j
     for kept in (True, False):
         stub(commands, "qstat", qstat(jobs, history=kept))
         found = {name: row["state"] for name, row in rows(runs).items()}
-        assert found == {"9": "running", "10": "did not start", "11": "pending (Not Running: a|b)"}
+        assert found == {"9": "running", "10": FORGOTTEN, "11": "pending (Not Running: a|b)"}
 
 
-def test_the_job_of_another_user_is_not_ours(runs: Path, commands: Path, work: job.Job) -> None:
+def test_the_job_of_another_user_is_not_ours(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
     """Check the owner of a job: the same id may be another user's job.
 
     This happens on another cluster, or when the scheduler restarts its numbering.
     """
     submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
     stub(commands, "qstat", qstat({"17.pbsctl": {"job_state": "R", "Job_Owner": "ben@login1"}}))
-    assert only(runs)["state"] == "did not start"
+    assert only(runs)["state"] == FORGOTTEN
+    clock(15)
     attempt(runs / "by_slurm", "18")
+    clock(0)
     (commands / "qstat").unlink()
     for name, line in {"squeue": "18 RUNNING None", "sacct": "18|RUNNING|0:0"}.items():
         stub(commands, name, f'case "$*" in *--user={os.getuid()}*) ;; *) echo "{line}";; esac')
@@ -593,7 +633,7 @@ def test_members_of_a_pbs_array(runs: Path, commands: Path, work: job.Job) -> No
     stub(commands, "qstat", qstat(told | {"29[10].pbsctl": {"job_state": "X", "Exit_status": 3}}))
     (members[10] / "job-29.log").write_text("job.sh: error: asked for 2 nodes, PBS gave p1: each chunk needs ...\n")
     found = list(rows(runs).values())
-    assert [row["state"] for row in found[1:3]] == ["did not start", "running"]
+    assert [row["state"] for row in found[1:3]] == [FORGOTTEN, "running"]
     assert (found[10]["job"], found[10]["state"]) == ("29[10]", "failed (exit code 3)")
     assert found[10]["note"].startswith("job.sh: error: asked for 2 nodes")
     assert calls(commands) == ["qstat -x -t -f -F dsv 29[]"]

@@ -6,6 +6,7 @@ import os
 import resource
 import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -347,6 +348,34 @@ def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypa
     assert known(folder) == {"000": TrialState.RUNNING, "001": TrialState.FAIL}
 
 
+def test_a_run_that_is_alive_or_deleted_ends_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a scheduler that knows no job of the search, and the directory of a running member that was deleted."""
+    drawn(folder, 0, 1, 2)
+    queued(folder, "slurm", "17")
+    monkeypatch.setattr(job_states, "query_states", lambda *_, **__: {})
+    for number in (0, 1):
+        attempt_log.record_start(
+            folder / f"{number:03}", 1, environ={"SLURM_JOB_ID": "17"}, launcher="srun", hosts=["n1"], world_size=1,
+            gpus_per_node=0,
+        )  # fmt: skip
+        (folder / f"{number:03}" / "claims").mkdir()
+        (folder / f"{number:03}" / "claims" / "000001.beat").touch()
+    hour_ago = time.time() - 3600
+    events = folder / "001" / "attempts.jsonl"
+    events.write_text(json.dumps(json.loads(events.read_text()) | {"time": hour_ago}) + "\n")
+    os.utime(folder / "001" / "claims" / "000001.beat", (hour_ago + 60,) * 2)
+    shutil.rmtree(folder / "002")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    _, *lines, _, _ = trial_table.study_lines(folder)
+    assert [line.split()[:2] for line in lines] == [["000", "running"], ["001", "failed"], ["002", "failed"]]
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}, (
+        "a viewer writes nothing"
+    )
+    assert failed(folder) == []
+    drawn(folder, 3)
+    assert failed(folder) == ["001", "002"], "a member tells the study"
+
+
 def test_started_again_by_hand_after_a_failure_it_is_another_trial_with_the_same_values(folder: Path) -> None:
     (before,) = drawn(folder, 4)
     member(folder, 4).end("fail")
@@ -522,6 +551,8 @@ def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.Monk
 
 def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path) -> None:
     assert "no run of" in trial_table.study_lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
+    (folder / optuna_study.JOURNAL).touch()
+    assert "no run of" in trial_table.study_lines(folder)[0] and not (folder / optuna_study.JOURNAL).read_bytes()
     drawn(folder, 0)
     assert trial_table.study_lines(folder)[-1] == "no trial has finished yet"
     with pytest.raises(ConfigError, match="not the folder of a search"):

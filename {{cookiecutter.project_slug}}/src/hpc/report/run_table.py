@@ -130,7 +130,7 @@ def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: floa
         return run.job, JobState(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
     if run.job in known:
         return run.job, known[run.job]
-    return run.job, JobState(_guess_state(run, is_job_unknown=states is not None and run.job is not None, now=now))
+    return run.job, _guess_state(run, is_job_unknown=states is not None, now=now)
 
 
 def _has_started(run: RunRecord) -> bool:
@@ -138,24 +138,25 @@ def _has_started(run: RunRecord) -> bool:
     return not run.attempts or run.attempts[-1].job == run.job
 
 
-def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> str:
+def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> JobState:
     """Return the probable state of a run without a verdict.
 
     Args:
-        is_job_unknown: the scheduler answered, but does not know the job; otherwise it could not be asked.
+        is_job_unknown: the scheduler answered, but does not know the job. It may be the scheduler of another cluster
+            with the same file system, so an attempt that has started is judged by its signs of life alone.
     """
     last = run.attempts[-1] if run.attempts and run.attempts[-1].job == run.job else None
     if history.first_error(run, logs_too=False):
-        return "failed"
+        return JobState("failed")
     if last and last.end:
-        return OUTCOMES.get(str(last.end.get("outcome")), "ended")
+        return JobState(OUTCOMES.get(str(last.end.get("outcome")), "ended"))
     if last:
         patience_seconds = last_seen.SILENT_SECONDS if last_seen.last_beat(run.path, last.number) else RECENT_SECONDS
         is_silent = now - history.last_sign_of_life(run, last) > patience_seconds
-        return "died" if is_job_unknown or is_silent else "running?"
-    if run.jobs:
-        return "did not start" if is_job_unknown else "submitted"
-    return "not submitted"
+        return JobState("died" if is_silent else "running?")
+    if run.jobs and is_job_unknown:
+        return JobState("unknown", f"{job_states.QUERY_COMMAND[scheduler_of_run(run)]} does not know its job")
+    return JobState("submitted" if run.jobs else "not submitted")
 
 
 def _cell(value: object) -> str:

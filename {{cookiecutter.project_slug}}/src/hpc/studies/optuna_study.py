@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from hpc.jobs import job_states
-from hpc.run import history
+from hpc.jobs.job_states import JobState
+from hpc.run import history, last_seen
+from hpc.run.history import RunRecord
 from hpc.studies import search, search_space
 from hpc.studies.search import Search
 from hpc.system.files import open_for_append, open_regular_file
@@ -141,23 +144,45 @@ def get_or_create_trial(study: optuna.Study, run_name: str) -> FrozenTrial:
 
 
 def fail_ended_trials(study: optuna.Study, folder: Path) -> None:
-    """Mark those running trials as failed whose job has ended, as no process will end them.
+    """Mark those running trials as failed that no process will end. Only a member of the search may call this."""
+    for number in ended_trials(study, folder):
+        with _warn_if_unreachable():
+            study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
 
-    The scheduler says so: Optuna's journal has no heartbeat, and a run that waits to be requeued would have none.
+
+def ended_trials(study: optuna.Study, folder: Path) -> set[int]:
+    """Return the numbers of those trials whose run has ended or was deleted although the study says it is running.
+
+    Optuna's journal has no heartbeat, and a run that waits to be requeued has none: the scheduler says whether its job
+    has ended. A run that is alive has not ended: the scheduler may be that of another cluster.
     """
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    runs = [history.read_run(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
-    jobs = {job for run in runs for job in run.jobs}
-    scheduler = next((run.submitted.get("scheduler") for run in runs if run.jobs), None)
+    runs = {trial.number: _read_run(folder / trial.user_attrs["run"]) for trial in running}
+    records = [run for run in runs.values() if run]
+    jobs = {job for run in records for job in run.jobs}
+    scheduler = next((run.submitted.get("scheduler") for run in records if run.jobs), None)
     states = None  # of the jobs; None: unknown
     if scheduler in job_states.QUERY_COMMAND:
         states = job_states.query_states(scheduler, jobs, owners={folder.stat().st_uid})
-    for trial, run in zip(running, runs, strict=True):
-        is_active = states is None or any(job in states and states[job].is_active for job in run.jobs)
-        has_ended = bool(run.jobs) and not is_active
-        if has_ended or run.verdict == "failed" or history.num_starts_at_giving_up(run):
-            with _warn_if_unreachable():
-                study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+    return {number for number, run in runs.items() if run is None or _has_ended(run, states)}
+
+
+def _read_run(path: Path) -> RunRecord | None:
+    """Return the record of a run; None if its directory was deleted."""
+    try:
+        return history.read_run(path, path.name)
+    except FileNotFoundError:
+        return None
+
+
+def _has_ended(run: RunRecord, states: Mapping[str, JobState] | None) -> bool:
+    """Return whether no process will end the trial of this run. `states` are those of jobs; None: unknown."""
+    if run.verdict == "failed" or history.num_starts_at_giving_up(run):
+        return True
+    if states is None or not run.jobs or any(job in states and states[job].is_active for job in run.jobs):
+        return False
+    silent_seconds = time.time() - (history.last_sign_of_life(run, run.attempts[-1]) if run.attempts else 0)
+    return silent_seconds > last_seen.SILENT_SECONDS
 
 
 class TrialReporter:

@@ -14,12 +14,17 @@ SHOWN_STATES = {"complete": "finished", "fail": "failed"}
 
 
 def study_lines(folder: Path) -> list[str]:
-    """Return the table and the best trial as lines for a terminal. Raises `ConfigError` if there is no search."""
+    """Return the table and the best trial as lines for a terminal. Writes nothing.
+
+    Raises:
+        ConfigError: there is no search.
+    """
     settings = search.load_search(folder)
-    if not (folder / optuna_study.JOURNAL).exists():
+    journal = folder / optuna_study.JOURNAL
+    if not journal.exists() or (journal.is_file() and not journal.stat().st_size):
         return [f"no run of {folder} has started: python report.py {shlex.quote(str(folder))}"]
     study = optuna_study.open_study(folder)
-    optuna_study.fail_ended_trials(study, folder)
+    ended = optuna_study.ended_trials(study, folder)
     sign = 1 if settings.mode == "min" else -1
     trials = sorted(
         study.get_trials(deepcopy=False),
@@ -27,7 +32,11 @@ def study_lines(folder: Path) -> list[str]:
     )
     keys = list(search_space.parse_space(settings.words))
     head = ["run", "state", "validations", settings.metric, *keys]
-    return [*table_lines(head, [_cells(trial, keys) for trial in trials]), "", *best_lines(settings, study, folder)]
+    return [
+        *table_lines(head, [_cells(trial, keys, ended=ended) for trial in trials]),
+        "",
+        *best_lines(settings, study, folder),
+    ]
 
 
 def best_lines(settings: Search, study: Study, folder: Path) -> list[str]:
@@ -41,9 +50,9 @@ def best_lines(settings: Search, study: Study, folder: Path) -> list[str]:
     return [f"{summary}: {folder / trial.user_attrs['run']}", command]
 
 
-def _cells(trial: FrozenTrial, keys: list[str]) -> list[str]:
-    """Return the cells of a trial. A pruned one has its last value."""
-    state = trial.state.name.lower()
+def _cells(trial: FrozenTrial, keys: list[str], *, ended: set[int]) -> list[str]:
+    """Return the cells of a trial. A pruned one has its last value. `ended`: numbers of trials whose run has ended."""
+    state = "fail" if trial.number in ended else trial.state.name.lower()
     values = [trial.value, *(trial.params.get(key) for key in keys)]
     cells = ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
     return [trial.user_attrs["run"], SHOWN_STATES.get(state, state), str(len(trial.intermediate_values)), *cells]
