@@ -70,6 +70,7 @@ NODES: dict[str, dict[str, Any]] = {
     "LambdaCallback": {"on_fit_start": {"_target_": "lightning.pytorch.callbacks.LambdaCallback", "_partial_": True}},
     "ModelPruning": {"pruning_fn": "l1_unstructured", "amount": 0.5},
     "OnExceptionCheckpoint": {"dirpath": "here"},
+    "SpikeDetection": {"warmup": 100},  # else it ends the run, as this loss jumps
     "StochasticWeightAveraging": {"swa_lrs": 0.01, "swa_epoch_start": 1},
     "ThroughputMonitor": {"batch_size_fn": {"_target_": "builtins.len", "_partial_": True}},
     "Timer": {"duration": "00:12:00:00"},
