@@ -85,5 +85,7 @@ class LoaderRandomness:
     def _restore(self, captured: dict[str, Any]) -> None:
         if "random" in captured:
             randomness.restore(captured["random"])
+        data: Any = getattr(self.trainer, "datamodule", None)
         for name, form in captured["own"].items():
-            plain_forms.set_attribute(self.trainer.datamodule, name, form=form)  # type: ignore[attr-defined]
+            if plain_forms.is_generator(getattr(data, name, None)):
+                plain_forms.set_attribute(data, name, form=form)
