@@ -28,6 +28,13 @@ from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
 from hpc.training.parallelize import ModuleChanges
 
+# Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
+LIBRARIES_WARNINGS = [
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "The `srun` command is available",
+    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
+]
+
 
 def make_trainer(
     run: Attempt, module: L.LightningModule, data: L.LightningDataModule, *, trial: ReportsTrial | None = None
@@ -71,6 +78,8 @@ def make_trainer(
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
     strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
+    for message in LIBRARIES_WARNINGS:
+        warnings.filterwarnings("ignore", message)
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
