@@ -38,7 +38,7 @@ BUILT_BY_TRAIN = {
 }
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 _SAVES = (
-    "The project itself must write the checkpoints, whole or not at all, as it resumes from them",
+    "An error must not be followed by a save: ranks may be at different steps, and would wait for each other",
     "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
 )
 _SEARCHES = (
@@ -50,7 +50,7 @@ _RENAMES = (
     "callbacks.{}=null; prune the trained network of the run's best checkpoint",
 )
 # Callbacks of Lightning that do not work here: the name of the class → rule, fix.
-UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "OnExceptionCheckpoint": _SAVES}
 UNSUPPORTED_CALLBACKS |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 LOGGER_EXTRAS = ("mlflow", "wandb")  # by a part of the logger's name
 MAX_HANG_MINUTES = 60 * 24 * 365  # timers take no more than some hundred years

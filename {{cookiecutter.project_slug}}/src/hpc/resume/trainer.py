@@ -8,7 +8,7 @@ import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -112,7 +112,8 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
         plugins=[_cluster_environment(run.process.place), *precision_plugins],
-        enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
+        # Otherwise Lightning would add a ModelCheckpoint: the project's own checkpoints decide about resuming.
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         _convert_="all",  # it wants lists
     )
 
