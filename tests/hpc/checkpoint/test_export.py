@@ -144,7 +144,7 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
     assert "must be an existing" in rejected(tmp_path / "absent", tmp_path / "w.safetensors")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     assert "must hold a whole checkpoint" in rejected(tmp_path / "run", tmp_path / "w.safetensors")
-    assert "No such file" in rejected(run, tmp_path / "absent" / "w")
+    assert "No such file" in rejected(run, tmp_path / "absent" / "w.safetensors")
     torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "complex")
     assert "complex64" in rejected(tmp_path / "complex", tmp_path / "w.safetensors")
     assert not (tmp_path / "w.safetensors").exists()
@@ -155,7 +155,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w.safetensors"]
     assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     again = subprocess.run(command, timeout=60, capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT.safetensors must be a new file")
+    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT must be a new file")
 
 
 def test_help_is_quick() -> None:
