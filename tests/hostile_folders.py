@@ -103,14 +103,13 @@ ATTRIBUTES = ["file", "stage", "node_local", "num_workers", "num_ahead", "seed",
 
 def forged_attributes(rng: random.Random, ground: Ground) -> Case:
     """Return a case with a checkpoint that sets what nobody has trained: any attribute, to any value, of any object."""
-    forged: dict[str, list[Any]] = {"attributes": [], "settings": [], "own": []}
+    forged: dict[str, list[Any]] = {"attributes": [], "settings": []}
     for _ in range(rng.randrange(1, 5)):
         owner, name = rng.choice(OWNERS), rng.choice(ATTRIBUTES)
         form = values.data(rng, ground.canary) if rng.random() < 0.4 else values.text(rng, ground.canary)
         form = rng.choice([form, form, form, [form], {name: form}, {"of kind": "set", "parts": [[form]]}])
         forged["attributes"].append([owner, name, form])
         forged["settings"].append([owner, name, rng.choice([None, form]), form])
-        forged["own"].append([name, form])
     if rng.random() < 0.5:  # the two that once reached a shell
         forged["attributes"] += [["DataModule", "stage", True], ["DataModule", "node_local", f"$(>{ground.canary})"]]
     file = ground.open / "forged.json"

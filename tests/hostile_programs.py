@@ -265,7 +265,6 @@ def begin(project: Path) -> None:
 def restore(project: Path) -> None:
     """Restore attributes as a resumed run does, and read its data: they are the config's, whatever was restored."""
     from hpc.config import build, compose, errors
-    from hpc.data.loader_randomness import LoaderRandomness
     from hpc.state import attributes, trainer_settings
 
     file, packed = sys.argv[1:]
@@ -279,7 +278,6 @@ def restore(project: Path) -> None:
         trainer.optimizers = [torch.optim.SGD(module.parameters(), 0.1)]
         trainer.is_global_zero, trainer.strategy = True, SimpleNamespace(root_device=torch.device("cpu"))
         attributes.restore_data(trainer, module, changed=forged["attributes"])
-        LoaderRandomness._restore(SimpleNamespace(trainer=trainer), {"own": dict(forged["own"])})  # type: ignore[arg-type]
         attributes.restore(trainer, module, changed=forged["attributes"])
         trainer_settings.restore(trainer, forged["settings"])
         assert {name: getattr(data, name) for name in given} == given

@@ -15,7 +15,7 @@ from hpc.run.interpreter import require_environment
 
 require_environment()
 
-from hpc.config import compose, errors
+from hpc.config import command_parser, errors
 from hpc.run import command_line
 from hpc.studies import check
 
@@ -23,7 +23,7 @@ from hpc.studies import check
 def main() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):  # end the run that is being tried, too
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
-    arguments = compose.make_parser(__doc__).parse_intermixed_args()
+    arguments = command_parser.make_parser(__doc__).parse_intermixed_args()
     check.reject_own_words(arguments.overrides)
     command_line.compose_parsed(arguments)  # prints the config, if --cfg asks for it
     sys.exit(0 if check.check(arguments.overrides) else 1)

@@ -12,7 +12,6 @@ from torch import nn
 
 from hpc.config.errors import ConfigError
 from hpc.data import data_module, staging
-from hpc.data.loader_randomness import LoaderRandomness
 from hpc.state import attributes, plain_forms, trainer_settings
 
 
@@ -121,13 +120,8 @@ def test_nothing_that_the_projects_own_data_were_given_is_set(name: str, form: A
 
 
 def test_other_places_of_a_checkpoint_set_no_more() -> None:
-    """Check what is restored beside attributes: generators of the data, settings, samplers."""
+    """Check what is restored beside attributes: settings of the Trainer and of optimizers, samplers."""
     trainer, module = made()
-    trainer.datamodule.rng = torch.Generator().manual_seed(1)
-    own = {"root": EVIL, "rng": plain_forms.to_plain(torch.Generator().manual_seed(2)), "beta": 3}
-    LoaderRandomness._restore(SimpleNamespace(trainer=trainer), {"own": own})  # type: ignore[arg-type]
-    assert (trainer.datamodule.root, trainer.datamodule.beta) == ("/data", 1.0)
-    assert trainer.datamodule.rng.initial_seed() == 2
     trainer.optimizers = [torch.optim.SGD(module.parameters())]
     forged = [("trainer", "default_root_dir", None, EVIL), ("optimizer 0", "state", None, {}), ("trainer", "x", 1, 1)]
     before = (vars(trainer).copy(), trainer.optimizers[0].state)
