@@ -83,9 +83,9 @@ def make_trainer(
         *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
     for message in LIBRARIES_WARNINGS:
         warnings.filterwarnings("ignore", message)
+    strategies.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
