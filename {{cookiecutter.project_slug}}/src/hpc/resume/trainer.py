@@ -71,7 +71,7 @@ def make_trainer(
     references = freezing.map_values_to_references(cfg)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
+        record.begin_attempt_logs(run, run_loggers)
     data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
