@@ -10,8 +10,8 @@ from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.conversion import to_dataclass
 from hpc.config.sections import CheckpointConfig, FaultsConfig
 from hpc.data import noted_batches
+from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_randomness import LoaderRandomness
-from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
 from hpc.resume.evaluation_hooks import StopsEvaluations

@@ -26,6 +26,7 @@ from hpc.run import attempt_log
 from hpc.training import loggers, predictions, record, secret_values, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
+from hpc.training.logged_names import MatchingConnector
 from hpc.training.parallelize import ModuleChanges
 
 
@@ -82,8 +83,11 @@ def make_trainer(
         channels_last=strategy.channels_last,
         precision=str(cfg.trainer.precision),
     )
+    trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
+    else:
+        trainer._logger_connector.__class__ = MatchingConnector
     record.log_config(trainer, cfg)
     return trainer
 
