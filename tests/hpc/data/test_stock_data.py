@@ -195,8 +195,11 @@ def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[...
 @pytest.mark.slow
 def test_a_stream_is_shared_out_and_resumed_at_its_sample(start: Callable[..., str], tmp_path: Path) -> None:
     words = [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=2", "trainer.max_steps=7"]
-    words += ["data.stream_splits=nothing"]
     patch = stock(tmp_path, True) + TRAINED.replace("FOLDER", str(tmp_path))
+    rejected = start(tmp_path / "rejected", 2, words, patch=patch, code=2)
+    assert "data.stream_splits must say who splits the samples of Stream (train) among 2 ranks" in rejected
+    assert "data.stream_splits=ranks if" in rejected and "Traceback" not in rejected and not noted(tmp_path, "trained")
+    words += ["data.stream_splits=nothing"]
     output = start(tmp_path / "run", 2, words, stop_at=2, patch=patch)
     assert "the stream Stream: its samples are shared out in turns among 2 parts; it has no state_dict()" in output
     start(tmp_path / "run", 2, [], patch=patch)

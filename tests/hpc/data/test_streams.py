@@ -281,6 +281,7 @@ def test_a_stream_that_cannot_be_repeated_is_named(capfd: pytest.CaptureFixture)
     resumed = rank_loader(DataLoader(Unrepeatable(), batch_size=3))
     resumed.resume_at(stopped.place_after(2))
     next(iter(resumed))
+    assert "goes on with other samples if they follow from more than a seed" in stopped.note, "before it is saved"
     assert "warning: Unrepeatable gives other samples when it is read again" in capfd.readouterr().out
 
 

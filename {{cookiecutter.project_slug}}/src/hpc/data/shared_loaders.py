@@ -96,16 +96,15 @@ class ShardsDataLoaders:
         """Skip the hooks of a batch with which this rank only computes along. The first callback calls this."""
         trainer = self.lightning_module.trainer
         loaders = getattr(trainer, f"{trainer.state.stage.dataloader_prefix}_dataloaders")
-        if _is_own(loaders, batch_idx, dataloader_idx):
-            self.end_computing_along()
-        elif not self.is_computing_along:
-            self.is_computing_along, self._skipped_hooks = True, ExitStack()
+        self.is_computing_along = not _is_own(loaders, batch_idx, dataloader_idx)
+        if self.is_computing_along:
+            self._skipped_hooks = ExitStack()
             callbacks = [item for item in trainer.callbacks if not type(item).__module__.startswith(OWN_PACKAGES)]
             for owner, hook in product([self.lightning_module, *callbacks], BATCH_HOOKS):
                 self._skipped_hooks.enter_context(patch.object(owner, hook, None))  # Lightning does not call it then
 
     def end_computing_along(self) -> None:
-        """Let Lightning call all hooks again."""
+        """Let Lightning call all hooks again, before anything is saved."""
         self.is_computing_along = False
         self._skipped_hooks.close()
 

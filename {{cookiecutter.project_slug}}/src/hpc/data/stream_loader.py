@@ -161,7 +161,10 @@ class StreamLoader:
             how = f"its samples are shared out in turns among {parts} parts; "
         resumed = "it is resumed by its own state_dict()"
         if not has_state(self.shared.stream):
-            resumed = "it has no state_dict(), so a resumed run reads it again up to its place"
+            resumed = (
+                "it has no state_dict() and load_state_dict(), so a resumed run reads it again up to its place, and "
+            )
+            resumed += "goes on with other samples if they follow from more than a seed: from the model, an environment"
         short_lived = ""
         if self._has_samples and loader.persistent_workers:
             short_lived = "; persistent_workers=False is set"

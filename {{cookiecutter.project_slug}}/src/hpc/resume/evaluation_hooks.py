@@ -49,12 +49,13 @@ class StopsEvaluations(L.Callback):
     def _start_batch(
         self, trainer: Any, batch_idx: int, dataloader_idx: int, *before_stop: Callable[[], dict[str, float]]
     ) -> None:
-        trainer.strategy.begin_evaluation_batch(batch_idx, dataloader_idx)
+        trainer.strategy.end_computing_along()
         if batch_idx == 0:
             split = trainer.state.stage.dataloader_prefix
             loaders = getattr(trainer, f"{split}_dataloaders")
             reject_differing_orders(loaders, self.boundary.agreement.group, split=split)
         self.boundary.stop_evaluation_if_due(*before_stop)
+        trainer.strategy.begin_evaluation_batch(batch_idx, dataloader_idx)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.report_progress(trainer.global_step, "validating")

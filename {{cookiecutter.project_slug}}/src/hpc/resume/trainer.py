@@ -60,6 +60,7 @@ def make_trainer(
     run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
+    loggers.tolerate_failures(run_loggers)
     data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
