@@ -197,7 +197,7 @@ def _find_targets(cfg: DictConfig, sections: Sequence[str]) -> Iterator[tuple[st
     for name in sections:
         if OmegaConf.is_config(cfg[name]):
             node: Any = OmegaConf.to_container(cfg[name], resolve=True)
-            if name == "data" and "_target_" in node:
+            if name == "data" and node.get("_target_"):
                 node = batch_size.with_class_batch_size(node, cfg)
             yield from signatures.find_targets(node, name)
 

@@ -166,7 +166,8 @@ def check_trainer_arguments(trainer: DictConfig) -> None:
 
 def check_class_named(cfg: DictConfig, section: str) -> None:
     """Check that the section of the model or of the data names its class."""
-    if not OmegaConf.select(cfg, f"{section}._target_"):
+    is_own_loaders = section == "data" and "_target_" in cfg.data and cfg.data._target_ is None  # data=none
+    if not OmegaConf.select(cfg, f"{section}._target_") and not is_own_loaders:
         keys = ", ".join(str(key) for key in cfg[section]) or "no keys"
         rule = f"must name its class in the key _target_; it has {keys}"
         fix = f"a line _target_: <package.module.Class> in its file of configs/{section}"
