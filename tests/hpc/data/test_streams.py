@@ -6,9 +6,7 @@ import random
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from io import StringIO
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hpc.config.errors import ConfigError
-from hpc.data.loader_agreement import reject_differing_orders
+from hpc.data import loader_agreement
 from hpc.data.stream_loader import StreamLoader, stream_of
 
 
@@ -206,29 +204,31 @@ def test_a_stream_that_asks_for_no_worker_does_not_split_by_them(num_workers: in
         shared.reject_unasked()
 
 
-def first_samples(rank: int) -> list[str]:
-    """Return what is said at the first batch of streams that split themselves by the rank, or do not."""
-    said = []
-    for splits, splits_itself in [("ranks", True), ("nothing", False), ("nothing", True), ("ranks", False)]:
-        stream = GivenNumbers(rank if splits_itself else 0, 2 if splits_itself else 1)
-        shared = rank_loader(DataLoader(stream, batch_size=4), rank, 2, splits=splits)
-        next(iter(shared))
-        with redirect_stdout(StringIO()) as out:
-            try:
-                reject_differing_orders([shared], dist.group.WORLD, split="train")
-            except ConfigError as error:
-                out.write(str(error))
-        said.append(out.getvalue())
-    return said
-
-
-@pytest.mark.slow
-def test_a_wrong_word_is_told_at_the_first_batch(together: Callable[..., list[list[str]]]) -> None:
-    said = together(first_samples, 2)
-    for right, also_right, not_nothing, _ in said:
-        assert right == also_right == ""
-        assert "must not be nothing: GivenNumbers (train) gives ranks different samples" in not_nothing
-    assert "all ranks got the same first sample of GivenNumbers (train)" in said[0][3] and not said[1][3]
+@pytest.mark.parametrize(
+    ("splits", "splits_itself", "words"),
+    [
+        ("ranks", True, ""),
+        ("nothing", False, ""),
+        ("nothing", True, "must not be nothing: GivenNumbers (train) gives ranks different samples"),
+        ("ranks", False, "warning: all ranks got the same first sample of GivenNumbers (train)"),
+    ],
+)
+def test_a_wrong_word_is_told_at_the_first_batch(
+    splits: str, splits_itself: bool, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    streams = [GivenNumbers(rank, 2) if splits_itself else GivenNumbers(0, 1) for rank in range(2)]
+    loaders = [rank_loader(DataLoader(stream), rank, 2, splits=splits) for rank, stream in enumerate(streams)]
+    firsts = [loader.first_checksum() for loader in loaders if next(iter(loader)) is not None]
+    monkeypatch.setattr(loader_agreement, "extremes", lambda number, group: (min(firsts), max(firsts)))
+    errors = []
+    for loader in loaders * 2:
+        try:
+            loader_agreement.reject_differing_orders([loader], "a group", split="train")
+        except ConfigError as error:
+            errors.append(str(error))
+    said = capfd.readouterr().out
+    assert len(errors) == (4 if words.startswith("must") else 0) and all(words in error for error in errors)
+    assert said.count("warning:") == said.count(words) == 1 if words.startswith("warning") else not said
 
 
 def test_the_order_follows_from_the_epoch_and_leaves_other_random_numbers_alone() -> None:

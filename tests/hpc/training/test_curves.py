@@ -204,7 +204,7 @@ def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
     assert after._lr == 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ranks_are_averaged_by_name(together: Any) -> None:
     """Ranks that return their scalars in another order, or other ones, or none, wait for nobody."""
     assert together(_read, 3) == [[[2.0, 20.0, 7.0, 3.0], ["a", "b", "lonely", "train/loss", "train/other"]]] * 3
