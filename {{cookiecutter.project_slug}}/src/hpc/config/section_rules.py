@@ -26,18 +26,11 @@ from hpc.config.sections import (
     StrategyConfig,
     TrainerConfig,
 )
+from hpc.config.trainer_arguments import PRECISIONS
 
 SKIPPING_NEEDS_FUSED = (
     "must not be skip unless the optimizer is fused, as only a fused optimizer can skip an update on the GPU"
 )
-# Arguments of the Trainer that train.py builds, and where the config sets them.
-BUILT_BY_TRAIN = {
-    "logger": "logger= (a logger, a list of them, or null)",
-    "callbacks": "a node for each below callbacks, in a file of configs/callbacks/",
-    "plugins": "trainer.precision= and strategy=",
-    "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
-}
-PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 _SAVES = (
     "The project itself must write the checkpoints, whole or not at all, as it resumes from them",
     "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
@@ -110,7 +103,7 @@ def check_checkpoint(checkpoint: CheckpointConfig) -> None:
 def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
     """Check how the run reacts to failures."""
     require_one_of("faults.nonfinite", faults.nonfinite, choices=["stop", "skip", "rollback"])
-    if faults.nonfinite == "skip" and strategy.name.startswith(("deepspeed", "zero")):
+    if faults.nonfinite == "skip" and strategy.kind == "deepspeed":
         rule = f"must not be skip with strategy={strategy.name}: DeepSpeed owns the optimizer step"
         raise ConfigError("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
     require_positive("faults.hang_minutes", faults.hang_minutes)
@@ -121,7 +114,7 @@ def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
 def check_nonfinite_skip(cfg: DictConfig) -> None:
     """Check that the optimizer of the config can skip an update. One of a module is checked at the first step."""
     optimizer = OmegaConf.select(cfg, "model.optimizer")
-    if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):
+    if cfg.faults.nonfinite == "skip" and isinstance(optimizer, DictConfig) and not optimizer.get("fused"):
         override = "model.optimizer.fused=true"
         fix = f"{override if 'fused' in optimizer else '+' + override}, or faults.nonfinite=rollback"
         raise ConfigError("faults.nonfinite", "skip", SKIPPING_NEEDS_FUSED, fix)
@@ -154,14 +147,6 @@ def check_trainer(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
         # Lightning would only warn, and train in bf16 instead.
         rule = "must be 32-true, 64-true, bf16-mixed or bf16-true on CPUs"
         raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
-
-
-def check_trainer_arguments(trainer: DictConfig) -> None:
-    """Check that no argument is given which train.py builds itself: this one would be ignored."""
-    for key, fix in BUILT_BY_TRAIN.items():
-        if key in trainer:
-            rule = "must be left out, as train.py builds it from another part of the config"
-            raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
 
 
 def check_class_named(cfg: DictConfig, section: str) -> None:

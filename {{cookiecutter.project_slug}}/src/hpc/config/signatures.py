@@ -72,8 +72,11 @@ def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
         if name not in signature.parameters and not signature.accepts_any:
             raise unknown_argument_error(key, name, target=target, signature=signature)
         if (annotation := signature.parameters.get(name, "")) and not is_compatible(value, annotation):
-            rule = f"must be of type {annotation}"
-            raise ConfigError(f"{key}.{name}", value, rule, f"{key}.{name}=<{annotation}>")
+            rule, fix = f"must be of type {annotation}", f"{key}.{name}=<{annotation}>"
+            if isinstance(value, str) and re.fullmatch(r"[\d.e+-]+|true|false|null", value):
+                value = repr(value)
+                fix += f"""; of an environment variable '{key}.{name}="${{oc.decode:${{oc.env:NAME}}}}"'"""
+            raise ConfigError(f"{key}.{name}", value, rule, fix)
     missing = [f"{key}.{name}" for name in signature.required if name not in given]
     if complete and missing and not node.get("_partial_") and not node.get("_args_"):
         rule = f"must be given, as {target} requires {'it' if len(missing) == 1 else 'them'}"

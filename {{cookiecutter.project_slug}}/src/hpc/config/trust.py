@@ -69,17 +69,18 @@ def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
 
 
 def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
-    for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False)):
+    for key, value in leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
         if isinstance(value, str) and NODE_MAKING_RESOLVERS.search(value):
             rule = "must not create nodes from text or compute names: this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
         is_built = kind in ("_target_", "_check_") and value is not None
-        if is_built and (rule := _broken_rule(value, kind)):
+        if is_built and (rule := broken_rule(value, kind)):
+            rule += ": this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)
 
 
-def _broken_rule(value: Any, kind: str) -> str:
+def broken_rule(value: Any, kind: str) -> str:
     """Return the rule that forbids to build this `_target_`, or to call this `_check_`; "" if none does."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value, re.ASCII):
         return "must be the dotted name of a class"
@@ -87,25 +88,25 @@ def _broken_rule(value: Any, kind: str) -> str:
         return ""
     value = former_names.present_name(value)
     if not _is_below(value, trusted_packages()):
-        return f"must be in a trusted package ({', '.join(trusted_packages())}): this comes from a run directory"
+        return f"must be in a trusted package ({', '.join(trusted_packages())})"
     if _is_below(value, NEVER_TRUSTED):
-        return "must not start programs or execute what it reads: this comes from a run directory"
+        return "must not start programs or execute what it reads"
     if value in names_in_configs()[kind]:
         return ""
     if kind == "_check_" or _is_below(value, TRUSTED_IF_NAMED) or "._" in value:
-        return "must be named by a file of configs/: this comes from a run directory"
+        return "must be named by a file of configs/"
     module, _, name = value.rpartition(".")
     try:  # Hydra would follow any attribute, but torch.nn.parallel.distributed.os, for example, is no module of torch.
         target = getattr(import_module(module), name, None)
     except Exception as error:  # importing a trusted package can fail in any way
         return f"cannot be imported: {type(error).__name__}"
     if not isinstance(target, type):
-        return "must be a class, or named by a file of configs/: this comes from a run directory"
+        return "must be a class, or named by a file of configs/"
     full_name = f"{target.__module__}.{target.__name__}"
     if not _is_below(target.__module__, trusted_packages()) or _is_below(full_name, NEVER_TRUSTED):
-        return f"must be defined in a trusted package, not in {target.__module__}: this comes from a run directory"
+        return f"must be defined in a trusted package, not in {target.__module__}"
     if _is_below(full_name, TRUSTED_IF_NAMED):
-        return f"must be named by a file of configs/, as {full_name} may touch files: this comes from a run directory"
+        return f"must be named by a file of configs/, as {full_name} may touch files"
     return ""
 
 
@@ -137,11 +138,11 @@ def names_in_configs() -> dict[str, set[str]]:
     return names
 
 
-def _leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Return all leaves of a plain container with their dotted keys. A `_target_` or `_check_` counts as one leaf."""
     if isinstance(node, dict | list) and prefix.rpartition(".")[2] not in ("_target_", "_check_"):
         entries = node.items() if isinstance(node, dict) else enumerate(node)
-        return [leaf for key, value in entries for leaf in _leaves(value, join_key(prefix, str(key)))]
+        return [leaf for key, value in entries for leaf in leaves(value, join_key(prefix, str(key)))]
     return [(prefix, node)]
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpc.checkpoint import load_hooks, weights
+from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config import freezing, trust
 from hpc.config.batch_size import describe_batch_size
 from hpc.config.build import build, build_group
@@ -55,11 +56,15 @@ def make_trainer(
             trust.print_untrusted(cfg)
     ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
+    if ckpt and not run.checkpoint and run.process.is_reporting_rank:
+        print(f"weights of {ckpt}", flush=True)
     if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
         weights.load(module, ckpt)
     elif ckpt and not run.checkpoint:
         rest = load_hooks.load_trained(module, Path(ckpt))
-    run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
+    run_loggers = []
+    if not cfg.trainer.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
+        run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     references = freezing.map_values_to_references(cfg)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
@@ -100,9 +105,11 @@ def make_trainer(
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
+    if run.cfg.trainer.get("enable_progress_bar") is False:
+        callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    return build(
+    trainer = build(
         {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
         logger=run_loggers,
         callbacks=callbacks,
@@ -111,6 +118,10 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
         _convert_="all",  # it wants lists
     )
+    if not isinstance(trainer.strategy, CheckpointMixin):
+        rule = "must name a strategy that saves and resumes a run"
+        raise ConfigError("strategy.lightning._target_", type(trainer.strategy).__name__, rule, "strategy=ddp")
+    return trainer
 
 
 def _cluster_environment(place: Placement) -> ClusterEnvironment:

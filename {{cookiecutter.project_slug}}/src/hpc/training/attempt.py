@@ -66,6 +66,7 @@ def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     Raises:
         ConfigError: on every rank; nothing was written.
     """
+    node_checks.count_auto_devices(cfg)
     preflight.check_rules(cfg)
     node_checks.check_launch(cfg, process.place, environ=environ)
     try:
