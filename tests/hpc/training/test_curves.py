@@ -223,7 +223,7 @@ def _read(rank: int) -> list[Any]:
 
 
 def _point(numbers: dict[str, Tensor], agreed: list[str]) -> tuple[dict[str, float], list[str]]:
-    point = start_reduction(0, numbers, agreed=agreed, device=torch.device("cpu"), host_values={"lr": 0.1})
+    point = start_reduction(0, numbers, agreed=agreed, one=torch.tensor(1.0), host_values={"lr": 0.1})
     return point.wait_for_means(), point.new_names
 
 

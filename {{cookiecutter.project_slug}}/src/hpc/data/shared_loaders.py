@@ -4,7 +4,6 @@ The order of a loader over a map-style dataset is cut into parts (`map_loaders`)
 sample (`stream_loader`). Whatever changes is printed once.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
@@ -14,7 +13,6 @@ from unittest.mock import patch
 import torch.distributed as dist
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
@@ -22,8 +20,10 @@ from hpc.config.errors import ConfigError
 from hpc.data import noted_batches, replay
 from hpc.data.even_batches import EvenBatches
 from hpc.data.loader_agreement import extremes
+from hpc.data.loader_making import MakingEffects
 from hpc.data.map_loaders import loader_error, share_loader, unwrap
 from hpc.data.rank_samplers import RankSampler
+from hpc.data.rank_steps import RankSteps, data_rank_and_size, run_seed
 from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
 from hpc.data.stream_loader import StreamLoader, is_map_style
 from hpc.data.without_trace import without_trace
@@ -32,19 +32,14 @@ BATCH_HOOKS = [f"on_{step}_batch_{when}" for step in ("validation", "test", "pre
 OWN_PACKAGES = ("hpc.", "lightning.", "pytorch_lightning.")  # their callbacks show progress, and count no samples
 
 
-def data_rank_and_size(strategy: Any) -> dict[str, int]:
-    """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
-    kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
-    return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
-
-
-class ShardsDataLoaders:
+class ShardsDataLoaders(RankSteps):
     """A mixin for strategies that shares out the loaders that Lightning passes to them."""
 
     lightning_module: Any
     stream_splits: str | None = None  # data.stream_splits
     evaluation: Sequence[list[Any]] = ()  # saved generators of each validation loader that is still to be created
     _printed_notes: tuple[str, ...] = ()
+    _has_checked_test_loaders = False
     host_group: Any = None  # of all ranks; made when it is needed first
     is_computing_along = False  # this rank has no batch of its own left in an evaluation
     _skipped_hooks = ExitStack()
@@ -64,8 +59,10 @@ class ShardsDataLoaders:
             self.host_group = self.host_group or dist.new_group(backend="gloo")
             if extremes(int(may_be_uneven(loader)), self.host_group)[1]:  # on any rank, as their datasets may differ
                 loader = EvenBatches(loader, group=self.host_group, repeats_last=stage != RunningStage.TRAINING)
-        if stage == RunningStage.TRAINING and not is_single_process:
-            self._check_evaluation_loaders(trainer)
+        data = getattr(trainer, "datamodule", None)
+        has_test = data is not None and trainer.limit_test_batches and not self._has_checked_test_loaders
+        if stage == RunningStage.TRAINING and not is_single_process and has_test:
+            self._check_test_loaders(trainer)
         self._print_once(note, trainer)
         if is_validating and self.evaluation:
             replay.restore_evaluation(trainer, loader, saved=self.evaluation[0])
@@ -86,9 +83,12 @@ class ShardsDataLoaders:
         step, trainer = getattr(super(), name), self.lightning_module.trainer
         numbers = [value for value in (*args, *kwargs.values())[1:] if isinstance(value, int)]  # as the step takes them
         batch_idx, dataloader_idx = [*numbers, 0, 0][:2]
-        if not numbers or _is_own(loaders, batch_idx, dataloader_idx):
-            return step(*args, **kwargs)
-        with without_trace(self.lightning_module, trainer._results):
+        is_own = not numbers or _is_own(loaders, batch_idx, dataloader_idx)
+        with ExitStack() as stack:
+            self._draw_noise(stack, name, batch_idx, dataloader_idx)
+            if is_own:
+                return step(*args, **kwargs)
+            stack.enter_context(without_trace(self.lightning_module, trainer._results))
             step(*args, **kwargs)
         return None
 
@@ -113,27 +113,22 @@ class ShardsDataLoaders:
             self._printed_notes += (note,)
             print(note, flush=True)
 
-    def _check_evaluation_loaders(self, trainer: Any) -> None:
-        """Reject loaders of validation and test before training, if they can be created by then."""
-        limits = {"val": trainer.limit_val_batches, "test": trainer.limit_test_batches}
-        data = getattr(trainer, "datamodule", None)
-        for split in (split for split, limit in limits.items() if limit and data is not None):
-            try:
-                created = getattr(data, f"{split}_dataloader")()
-                loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
-            except ConfigError:
-                raise
-            except Exception:  # the researcher's setup("test") may have to come first
-                continue
-            stage = RunningStage.TESTING if split == "test" else RunningStage.VALIDATING
-            for loader in loaders:
-                shard_dataloader(loader, stage, stream_splits=self.stream_splits, **data_rank_and_size(self))
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce as Lightning does, but without truncating the mean of integers, such as counts of samples."""
-        if reduce_op in ("mean", "avg") and isinstance(tensor, Tensor) and not tensor.is_floating_point():
-            tensor = tensor.double()
-        return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
+    def _check_test_loaders(self, trainer: Any) -> None:
+        """Reject loaders of the test before training, if they can be made by then; leave no trace of making them."""
+        self._has_checked_test_loaders, effects = True, MakingEffects(trainer)
+        effects.begin_epoch()
+        effects.restore_and_capture()
+        try:
+            created = trainer.datamodule.test_dataloader()
+            loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
+        except ConfigError:
+            raise
+        except Exception:  # the researcher's setup("test") may have to come first
+            return
+        finally:
+            effects.restore(effects.changed())
+        for loader in loaders:
+            shard_dataloader(loader, RunningStage.TESTING, stream_splits=self.stream_splits, **data_rank_and_size(self))
 
 
 def _is_own(loaders: Any, batch_idx: int, dataloader_idx: int) -> bool:
@@ -180,11 +175,6 @@ def may_be_uneven(loader: Any) -> bool:
         return True
     batches = unwrap(getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None))
     return isinstance(batches, RankSampler) and not batches.is_even
-
-
-def run_seed() -> int:
-    """Return the run's seed, which `lightning.seed_everything` has written into the environment."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def _as_plain_loader(loader: Any) -> DataLoader:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,6 +34,18 @@ def without_trace(*roots: Any) -> Iterator[None]:
         with torch.no_grad():
             for restore in undo:
                 restore()
+
+
+@contextmanager
+def logged_without_weight(module: Any) -> Iterator[None]:
+    """Let `self.log` count no sample: a rank without one logs the same names as the others at a step of training."""
+
+    def log(*args: Any, **kwargs: Any) -> None:
+        own_log(*args, **kwargs | {"batch_size": 0})
+
+    own_log = module.log
+    with patch.object(module, "log", log):  # log_dict calls it
+        yield
 
 
 def _remember(roots: tuple[Any, ...]) -> list[Callable[[], object]]:

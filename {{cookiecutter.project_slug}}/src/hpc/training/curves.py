@@ -23,8 +23,8 @@ class CurvePoint:
     step: int
     numbers: dict[str, Tensor]  # of this rank, by name
     agreed: list[str]  # names that all ranks send, in this order
-    device: torch.device
-    sums: Tensor  # over the ranks: of the values, of how many ranks have each, of how many have other names
+    one: Tensor  # this rank's share of the samples, a scalar: 1 if all ranks have equally many
+    sums: Tensor  # over the ranks: of the values, of the shares of ranks that have each, of how many have other names
     host_values: dict[str, float]  # numbers that the host knew already
     wait: Callable[[], object] | None  # until `sums` are on the host; None: they are
     module_names: set[str] | None = None  # names that the module logs itself; None: not known yet
@@ -39,7 +39,7 @@ class CurvePoint:
         if has_other_names:
             rest = {name: value for name, value in self.numbers.items() if name not in self.agreed}
             self.new_names = sorted({name for names in all_gather(list(rest)) for name in names})
-            means |= start_reduction(self.step, rest, agreed=self.new_names, device=self.device)._read()[0]
+            means |= start_reduction(self.step, rest, agreed=self.new_names, one=self.one)._read()[0]
         numbers = self.host_values | means if means else {}
         return {name: number for name, number in numbers.items() if name not in (self.module_names or ())}
 
@@ -65,6 +65,7 @@ class Curves(L.Callback):
         self._points: deque[CurvePoint] = deque()
         self._micro_batches: list[dict[str, Tensor]] = []  # scalars of each micro-batch of the step
         self._agreed: list[str] = []  # names of which all ranks know
+        self._shares: list[float] = []  # of this rank, in the samples of each micro-batch
         self._lr = 0.0
         self._logged_before: set[str] = set()  # names that the module logged in an earlier process
         self._noted_names: set[str] = set()  # names for which the note was printed
@@ -78,18 +79,20 @@ class Curves(L.Callback):
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the number that Lightning gives to logged values
         if not has_point(step + 1, trainer.log_every_n_steps):
             return
-        self._micro_batches.append(select_scalars(outputs, trainer.strategy.root_device))
+        scalars, share = select_scalars(outputs, trainer.strategy.root_device), getattr(trainer.strategy, "share", 1.0)
+        self._micro_batches.append({name: value * share for name, value in scalars.items()})
+        self._shares.append(share)
         if (
             trainer.fit_loop._should_accumulate()
         ):  # asked, not counted: an epoch's last step may have fewer micro-batches
             return
         self.write(trainer)
         means = mean_over_micro_batches(self._micro_batches, accumulate=trainer.accumulate_grad_batches)
-        self._micro_batches = []
+        share, self._micro_batches, self._shares = sum(self._shares) / len(self._shares), [], []
         if means and (norm := last_gradient_norm(pl_module)) is not None:  # else training_step has returned nothing
             means["grad_norm"] = norm
-        device, host_values = trainer.strategy.root_device, {"lr": self._lr}
-        self._points.append(start_reduction(step, means, agreed=self._agreed, device=device, host_values=host_values))
+        one = torch.full((), share, device=trainer.strategy.root_device)
+        self._points.append(start_reduction(step, means, agreed=self._agreed, one=one, host_values={"lr": self._lr}))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -218,18 +221,20 @@ def start_reduction(
     numbers: dict[str, Tensor],
     *,
     agreed: list[str],
-    device: torch.device,
+    one: Tensor,
     host_values: dict[str, float] | None = None,
 ) -> CurvePoint:
     """Start to sum scalars over the ranks by their names and to copy the sums to the host, without waiting.
 
     Args:
+        numbers: values times this rank's share of the samples.
         agreed: names that all ranks send, whether they have them or not; the same on all ranks.
+        one: the share, a scalar on the device.
     """
-    zero, one, wait = torch.zeros((), device=device), torch.ones((), device=device), None
+    zero, wait = torch.zeros_like(one), None
     values = [numbers.get(name, zero) for name in agreed]
     counts = [one if name in numbers else zero for name in agreed]
-    sums = torch.stack([*values, *counts, one if numbers.keys() - set(agreed) else zero])
+    sums = torch.stack([*values, *counts, torch.ones_like(one) if numbers.keys() - set(agreed) else zero])
     if dist.is_initialized() and dist.get_world_size() > 1:
         work: Any = dist.all_reduce(sums, async_op=True)
         wait = work.wait
@@ -240,4 +245,4 @@ def start_reduction(
         copied = torch.cuda.Event()
         copied.record()
         wait = copied.synchronize
-    return CurvePoint(step, numbers, agreed, device, sums, host_values or {}, wait)
+    return CurvePoint(step, numbers, agreed, one, sums, host_values or {}, wait)
