@@ -91,7 +91,9 @@ class Curves(L.Callback):
         share, self._micro_batches, self._shares = sum(self._shares) / len(self._shares), [], []
         if means and (norm := last_gradient_norm(pl_module)) is not None:  # else training_step has returned nothing
             means["grad_norm"] = norm
-        one = torch.full((), share, device=trainer.strategy.root_device)
+        device = trainer.strategy.root_device
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # of all ranks, whatever they return
+        one = torch.full((), share, device=device, dtype=dtype)
         self._points.append(start_reduction(step, means, agreed=self._agreed, one=one, host_values={"lr": self._lr}))
 
     def on_train_batch_start(
