@@ -324,6 +324,13 @@ def test_an_experiment_file_may_choose_another_logger(tmp_path: Path, monkeypatc
         assert compose.compose_overrides(words).logger is None
 
 
+@pytest.mark.parametrize("words", [["logger=null", "logger=csv"], ["~logger", "logger=csv"]])
+def test_of_a_group_without_a_choice_the_later_choice_counts(words: list[str]) -> None:
+    """Check it as a run is resumed that had no logger: the words that it was made with come first."""
+    assert list(compose.compose_overrides(words).logger) == ["csv"]
+    assert compose.compose_overrides([*words, "logger=null"]).logger is None
+
+
 def test_several_loggers_are_chosen_as_a_list() -> None:
     for choice, names in (("tensorboard", ["tensorboard"]), ("[tensorboard,csv]", ["tensorboard", "csv"])):
         assert list(compose.compose_overrides([f"logger={choice}"]).logger) == names

@@ -51,13 +51,11 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
-        with lightning_errors.convert_lightning_errors(
-            SimpleNamespace(has_started_training=False, undo_config_change=None)
-        ):  # type: ignore[arg-type]
+        with lightning_errors.convert_lightning_errors(SimpleNamespace(has_started_training=False)):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
     with (
         pytest.raises(ValueError, match="mine"),
-        lightning_errors.convert_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=None)),
+        lightning_errors.convert_lightning_errors(SimpleNamespace(has_started_training=False)),
     ):  # type: ignore
         raise ValueError("mine")
 
@@ -118,7 +116,7 @@ class Learns(L.LightningModule):
 )
 def test_a_first_batch_that_does_not_fit_is_rejected(inputs: torch.Tensor, targets: torch.Tensor, words: str) -> None:
     def step(has_started: bool, module: L.LightningModule) -> None:
-        run = SimpleNamespace(has_started_training=has_started, undo_config_change=None)
+        run = SimpleNamespace(has_started_training=has_started)
         with lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]
             module.training_step((inputs, targets), 0)
 
@@ -132,7 +130,7 @@ def test_a_first_batch_that_does_not_fit_is_rejected(inputs: torch.Tensor, targe
 
 
 def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
-    run: Any = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    run: Any = SimpleNamespace(has_started_training=False)
     with pytest.raises(RuntimeError, match="must match the size"), lightning_errors.convert_lightning_errors(run):
         Learns(fails=True).training_step((torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)), 0)
 
@@ -144,9 +142,7 @@ TRAINER = {
 
 def test_what_lightning_rejects_before_the_first_step() -> None:
     def build(trains: bool) -> None:
-        with lightning_errors.convert_lightning_errors(
-            SimpleNamespace(has_started_training=trains, undo_config_change=None)
-        ):  # type: ignore[arg-type]
+        with lightning_errors.convert_lightning_errors(SimpleNamespace(has_started_training=trains)):  # type: ignore[arg-type]
             config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
 
     with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
@@ -170,11 +166,9 @@ TAKEN = {
 
 @pytest.mark.parametrize("build", TAKEN.values(), ids=TAKEN)
 def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
-    taken_back = []
-    run: Any = SimpleNamespace(has_started_training=False, undo_config_change=lambda: taken_back.append(True))
+    run: Any = SimpleNamespace(has_started_training=False)
     with pytest.raises(ConfigError, match="must have values that"), lightning_errors.convert_lightning_errors(run):
         build()
-    assert taken_back == [True]
 
 
 def test_what_data_reject_while_they_are_built() -> None:

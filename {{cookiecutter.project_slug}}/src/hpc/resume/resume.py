@@ -135,7 +135,8 @@ class Resume(StopsEvaluations):
         if batch_idx == 0 or not self.run.has_started_training:
             reject_differing_orders(trainer.train_dataloader, self.boundary.agreement.group, split="train")
             unsupported.reject_changed_names(trainer, self._weight_names)
-        self.run.has_started_training = True
+        if not self.run.has_started_training:
+            self.run.begin_training()
         self._record_initial_values(trainer, pl_module)
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)

@@ -65,7 +65,7 @@ def make_trainer(
     references = freezing.map_values_to_references(cfg)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
+        record.begin_attempt_logs(run, run_loggers)
     loggers.tolerate_failures(run_loggers)
     data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
@@ -78,7 +78,7 @@ def make_trainer(
         *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
+    strategies.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)

@@ -58,7 +58,7 @@ class RunRecord:
     def is_finished(self) -> bool:
         """Return True if the run has finished and was not submitted once more after that."""
         end = self.attempts[-1].end if self.attempts else None
-        is_resubmitted = end and self.submit_time > end["time"] and not self.submitted.get("error")
+        is_resubmitted = end and self.submit_time > end["time"]
         return self.verdict == "finished" and not is_resubmitted
 
 
@@ -103,7 +103,7 @@ def first_error(run: RunRecord, *, logs_too: bool) -> str:
 def num_starts_at_giving_up(run: RunRecord) -> int:
     """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
     count = read_tail(run.path / "stalled").strip()
-    limit = _config_word(run, "faults", "retries")
+    limit = config_word(run, "faults", "retries")
     is_current = last_seen.modified_time(run.path / "stalled") >= run.submit_time - CLOCK_SKEW_SECONDS
     return int(count) if count.isdecimal() and limit.isdecimal() and int(count) >= int(limit) and is_current else 0
 
@@ -117,11 +117,17 @@ def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
     curve_step, validated = last_seen.newest_step_and_validation_metrics(
-        *attempt_log.curve_folders(run.path), monitor=_config_word(run, "checkpoint", "monitor")
+        *attempt_log.curve_folders(run.path), monitor=config_word(run, "checkpoint", "monitor")
     )
     steps = [curve_step, last_seen.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
     return step if run.attempts[-1].end else newest, _main_metric(tested or validated)
+
+
+def config_word(run: RunRecord, section: str, key: str) -> str:
+    """Return the text of a value in a section of the run's config; "" if it is not there. YAML is not imported."""
+    found = re.search(rf"(?m)^{section}:\n(?: .*\n)*? +{key}: (\S+)", read_tail(run.path / "config.yaml"))
+    return found[1] if found else ""
 
 
 def node_hours(run: RunRecord, running_until: float | None) -> float:
@@ -167,12 +173,6 @@ def _first_cause_of_newest(run: RunRecord) -> str:
     except OSError:
         return ""
     return first_cause_of_attempt(run, newest, since=run.submit_time - CLOCK_SKEW_SECONDS)
-
-
-def _config_word(run: RunRecord, section: str, key: str) -> str:
-    """Return the text of a value in a section of the run's config; "" if it is not there. YAML is not imported."""
-    found = re.search(rf"(?m)^{section}:\n(?: .*\n)*? +{key}: (\S+)", read_tail(run.path / "config.yaml"))
-    return found[1] if found else ""
 
 
 def _main_metric(metrics: Mapping[str, float]) -> str:
