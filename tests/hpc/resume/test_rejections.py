@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf, open_dict
@@ -19,14 +19,12 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.resume import saving, unsupported
+from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
 from hpc.training import lightning_errors, parallelize
 
 
-@pytest.mark.parametrize(
-    "name", ["ModelCheckpoint", "OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"]
-)
+@pytest.mark.parametrize("name", ["OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"])
 def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
     cfg = compose.compose_overrides([])
     preflight.check_config(cfg)
@@ -60,14 +58,14 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
         raise ValueError("mine")
 
 
-class Derived(ModelCheckpoint):
+class Derived(OnExceptionCheckpoint):
     pass
 
 
 def test_such_a_callback_that_the_module_brings() -> None:
     unsupported.reject_unsupported_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="The project itself must write") as rejected:
-        unsupported.reject_unsupported_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must not be followed by a save") as rejected:
+        unsupported.reject_unsupported_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived("x")]))  # type: ignore[arg-type]
     assert rejected.value.value == "Derived" and "configure_callbacks" in rejected.value.fix
 
 
@@ -133,6 +131,16 @@ def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
     run: Any = SimpleNamespace(has_started_training=False)
     with pytest.raises(RuntimeError, match="must match the size"), lightning_errors.convert_lightning_errors(run):
         Learns(fails=True).training_step((torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)), 0)
+
+
+@pytest.mark.parametrize("hook", ["on_test_batch_end", "on_predict_batch_end"])
+def test_an_error_of_a_later_batch_is_the_researchers(hook: str) -> None:
+    """Check that it keeps its traceback in task=test and predict, too: the network has computed a batch before."""
+    run = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    watch = SimpleNamespace(report_progress=lambda *_: None)
+    getattr(resume.Resume, hook)(SimpleNamespace(run=run, watch=watch), SimpleNamespace(global_step=0))
+    with pytest.raises(RuntimeError), lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]
+        Learns().training_step((torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64)), 0)
 
 
 TRAINER = {

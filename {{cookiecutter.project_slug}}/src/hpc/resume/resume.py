@@ -10,9 +10,9 @@ from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.conversion import to_dataclass
 from hpc.config.sections import CheckpointConfig, FaultsConfig, derive_layout
 from hpc.data import noted_batches
+from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
 from hpc.data.position import describe_batch_size
-from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
 from hpc.resume.evaluation_hooks import StopsEvaluations
@@ -63,6 +63,7 @@ class Resume(StopsEvaluations):
         if stage == "fit":
             weight_averaging.reject_unsupported_averaging(trainer)
             unsupported.reject_unsupported_callbacks(trainer)
+            unsupported.check_model_checkpoints(trainer, self.run.run_dir)
             if self.faults.nonfinite == "skip":
                 require_clip_gradients(pl_module)
             weight_averaging.convert_to_float64_before_copy(trainer, pl_module)
@@ -231,6 +232,7 @@ class Resume(StopsEvaluations):
             return
         trainer.num_sanity_val_steps = 0  # Lightning would make a sanity check where a run resumes between two epochs
         weight_averaging.reject_missing_callback(trainer, checkpoint)
+        unsupported.reject_paths_outside(checkpoint)
         position, self.saver.is_averaged = checkpoint["position"], checkpoint["averaged"]
         if isinstance(trainer.strategy, DDP):
             trainer.strategy.unused = checkpoint.get("unused")

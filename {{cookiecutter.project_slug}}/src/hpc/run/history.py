@@ -220,8 +220,7 @@ def _waiting_successors(path: Path, attempts: list[AttemptRecord]) -> dict[str, 
 
 
 def _valid_events(path: Path) -> list[dict[str, Any]]:
-    kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
-    return [event for event in attempt_log.read_events(path) if _is_valid(event, **kinds)]
+    return [event for event in attempt_log.read_events(path) if _is_valid(event)]
 
 
 def _read_attempts(path: Path) -> list[AttemptRecord]:
@@ -247,11 +246,9 @@ def _read_submitted(path: Path) -> dict[str, Any]:
         note = parse_json(read_tail(path))
     except ValueError:
         return {}
-    return note if _is_valid(note, jobs=list) else {}
+    return note if _is_valid(note) else {}
 
 
-def _is_valid(note: Any, **kinds: type) -> bool:
-    """Return whether this is an event or a note of ours: it has a time, and lists and dicts where they belong."""
-    if not isinstance(note, dict) or not isinstance(time := note.get("time"), int | float):
-        return False
-    return 0 <= time < LATEST_TIME and all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
+def _is_valid(note: Any) -> bool:
+    """Return whether this is an event or a note of ours, and has a time."""
+    return attempt_log.has_valid_fields(note) and "time" in note and 0 <= note["time"] < LATEST_TIME
