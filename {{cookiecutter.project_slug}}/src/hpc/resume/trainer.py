@@ -25,6 +25,7 @@ from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
 from hpc.training import loggers, predictions, record, secret_values, step_overhead, strategies
 from hpc.training.attempt import Attempt
+from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
 from hpc.training.parallelize import ModuleChanges
 
@@ -82,6 +83,8 @@ def make_trainer(
         channels_last=strategy.channels_last,
         precision=str(cfg.trainer.precision),
     )
+    if isinstance(trainer.strategy, strategies.FSDP) and run.watch.store:
+        trainer.strategy.common_forward = CommonForward(run.watch.store, trainer.world_size)
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     record.log_config(trainer, cfg)
