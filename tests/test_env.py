@@ -383,10 +383,78 @@ def test_an_environment_may_be_reached_by_another_name(place):
         assert (code, out.strip()) == (0, str(place.venv)), err
 
 
-def test_a_job_installs_nothing(place):
-    code, _, err = place.bash('source "$ENV"', SLURM_JOB_ID="7")
-    assert code == 1 and "jobs do not install" in err
-    assert not place.asked("-Im pip install")
+class QueuedJob:
+    """A job that was queued when its environment was complete. Its own copy of the code is `place.project`."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        assert place.bash('source "$ENV"')[0] == 0
+        self.packages = next(place.venv.glob("lib/python3*/site-packages"))
+        (self.packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+
+    def require(self, requirement: str) -> None:
+        file = self.place.project / "pyproject.toml"
+        file.write_text(file.read_text().replace("dependencies = [\n", f'dependencies = [\n    "{requirement}",\n', 1))
+
+    def install(self, name: str, version: str) -> None:
+        (self.packages / f"{name}-{version}.dist-info").mkdir()
+        (self.packages / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+    def starts(self, **env: str) -> bool:
+        code, out, self.err = self.place.bash(
+            'source "$ENV" && type -P python', **{"SLURM_JOB_ID": "7", "CLUSTER": ""} | env
+        )
+        assert self.place.asked("-Im pip install") == 1, "a job installs nothing"
+        return (code, out.strip()) == (0, f"{self.place.venv}/bin/python")
+
+
+@pytest.fixture
+def queued(place) -> QueuedJob:
+    return QueuedJob(place)
+
+
+@pytest.mark.parametrize("job", ["SLURM_JOB_ID", "PBS_JOBID"])
+def test_a_queued_job_starts_whatever_its_owner_adds_for_newer_code(job, queued):
+    """Check that the versions of the environment may change within the ranges of the job's own code."""
+    marker = next(queued.place.venv.glob(".complete-*"))
+    for change in (
+        lambda: marker.write_text(marker.read_text() + "\nruff = 1\n"),  # pyproject.toml of newer code
+        lambda: (queued.place.project / "constraints.txt").write_text("torch==2.10.0\n"),
+        lambda: queued.require("packaging>=20"),
+        lambda: queued.require("no-such-package; python_version < '3'"),
+        lambda: queued.require("own @ git+https://example.org/own@main") or queued.install("own", "0.1"),
+        marker.unlink,  # it is being completed
+    ):
+        change()
+        assert queued.starts(**{job: "7"}), queued.err
+        assert queued.err == ""
+
+
+def test_a_job_whose_code_cannot_run_stops_with_what_to_type(queued):
+    queued.require("two-words[extra]>=0.8")
+    assert not queued.starts()
+    constraints = shlex.quote(str(queued.place.project / "constraints.txt"))
+    python = shlex.quote(f"{queued.place.venv}/bin/python")
+    fix = f"{python} -m pip install -c {constraints} 'two-words[extra]>=0.8'; then submit the run again"
+    assert queued.err.startswith(f"env.sh: {queued.place.venv} does not meet two-words[extra]>=0.8, which")
+    assert queued.err.endswith(f"Try: {fix}\n") and queued.err.count("\n") == 1
+    queued.install("Two_Words", "0.9")  # names are compared as pip does
+    assert queued.starts() and queued.err == ""
+
+
+def test_a_package_outside_its_range_is_noted_and_torch_is_needed(queued):
+    queued.install("old", "1.0")
+    queued.require("old>=2")
+    assert queued.starts()
+    assert queued.err == f"env.sh: note: {queued.place.project} was made for old>=2, and {queued.place.venv} has 1.0 by now\n"
+    queued.require("torch<2")
+    assert not queued.starts() and "does not meet torch<2, which" in queued.err
+
+
+def test_a_job_without_its_environment_says_how_to_go_on(queued):
+    shutil.rmtree(queued.place.venv)
+    assert not queued.starts()
+    assert "source env.sh on a login node, then submit again" in queued.err and queued.err.count("\n") == 1
 
 
 def site_python(place: Place, version: str) -> dict[str, str]:

@@ -70,15 +70,20 @@ _env_main() {
     made_as=${marked%%$'\n'*} versions=${marked#*$'\n'}
     versions=${VERSIONS:-${versions%%$'\n'*}}
     [ "$made_as" -ef "$venv" ] && venv=$made_as # the same folder under another path
-    if [ "$marked" != "$venv"$'\n'"$versions"$'\n'"$files" ]; then
-        case $made_as in "$venv" | [!/]* | '') ;; *)
-            _env_print "$venv was made as $made_as and cannot be moved: remove it, then source again"
-            return 1 ;;
-        esac
-        if [ -n "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
-            _env_print "$venv is not complete for $here, and jobs do not install: source env.sh on a login node"
+    case $made_as in "$venv" | [!/]* | '') ;; *)
+        _env_print "$venv was made as $made_as and cannot be moved: remove it, then source again"
+        return 1 ;;
+    esac
+    if [ -n "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
+        # A job installs nothing, and its owner may have changed the environment since the job was queued. So it stops
+        # only if its code cannot run.
+        if [ ! -x "$venv/bin/python" ]; then
+            _env_print "there is no environment in $venv, and jobs do not install: source env.sh on a login node," \
+                "then submit again (python submit.py resume=RUN_DIR)"
             return 1
         fi
+        PYTHONPATH=$here/src${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -sPm hpc.run.installation --check || return 1
+    elif [ "$marked" != "$venv"$'\n'"$versions"$'\n'"$files" ]; then
         "$venv/bin/python" -m pip --version >/dev/null 2>&1 && python=$venv/bin/python # it exists already
         if ! "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then
             _env_print "Python 3.11 or newer is needed, and '$python' is older or missing: load a module or set PYTHON"

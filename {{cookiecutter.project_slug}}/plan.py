@@ -12,13 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from hpc.config import compose, errors
+from hpc.config import command_parser, errors
 from hpc.plan import plan_arguments, run_plan
 from hpc.run import command_line
 
 
 def main() -> None:
-    parser = compose.make_parser(__doc__)
+    parser = command_parser.make_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     arguments = parser.parse_intermixed_args(sys.argv[1:])
     plan_options, arguments.overrides = plan_arguments.split_words(arguments.overrides)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from hpc.config import compose, errors
+from hpc.config import command_parser, errors
 from hpc.run import command_line
 from hpc.studies import check
 
@@ -19,7 +19,7 @@ from hpc.studies import check
 def main() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):  # end the run that is being tried, too
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
-    arguments = compose.make_parser(__doc__).parse_intermixed_args()
+    arguments = command_parser.make_parser(__doc__).parse_intermixed_args()
     check.reject_own_words(arguments.overrides)
     command_line.compose_parsed(arguments)  # prints the config, if --cfg asks for it
     sys.exit(0 if check.check(arguments.overrides) else 1)

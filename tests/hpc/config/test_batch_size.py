@@ -33,6 +33,13 @@ def test_both_are_rejected() -> None:
         composed("data.batch_size=8")
 
 
+def test_loaders_of_the_module_have_their_own() -> None:
+    assert build_data(composed("data=none")) is None
+    with pytest.raises(ConfigError, match=r"data\.batch_size must be left out with data=none") as rejected:
+        composed("data=none", "data.batch_size=4")
+    assert "data.batch_size=" in rejected.value.fix
+
+
 @pytest.mark.parametrize("size", ["0", "2.5", "true", "many"])
 def test_a_size_that_is_none_is_rejected(size: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.batch_size must be"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fork import ANSWERS
 
-from hpc.config import compose, project
+from hpc.config import command_parser, compose, project, typed_words
 from hpc.config.errors import ConfigError
 
 SHIPPED = {file.stem for file in project.shipped_clusters(project.CONFIGS).glob("*.yaml")} - {"base"}
@@ -53,7 +53,7 @@ def test_choices_are_those_of_both_folders(configs: Path) -> None:
 
 def test_help_lists_both_in_one_line(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "CONFIGS", configs)
-    lines = compose.make_parser(None).format_help().splitlines()
+    lines = command_parser.make_parser(None).format_help().splitlines()
     (line,) = [line for line in lines if line.startswith("  cluster=")]
     assert line == f"  cluster={' | '.join(sorted({*SHIPPED, 'local', 'mine'}))}"
     assert any("clusters also in src/hpc/jobs/cluster/" in line for line in lines)
@@ -103,4 +103,4 @@ def test_what_hpc_ships_names_no_code() -> None:
     Only files in configs/ decide which classes a run directory may name.
     """
     for file in project.shipped_clusters(project.CONFIGS).iterdir():
-        assert file.suffix == ".yaml" and not compose.CODE_KEYS.search(file.read_text())
+        assert file.suffix == ".yaml" and not typed_words.CODE_KEYS.search(file.read_text())

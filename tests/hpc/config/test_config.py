@@ -165,12 +165,6 @@ REFUSALS = [
     (["run_dir=s3://b/x"], "run_dir", "must be a directory of a file system"),
     (["run_dir='$HOME/x'"], "run_dir", "must be spelled out"),
     ([*TEXT, "model.network.in_channels=1"], "model.network.in_channels", "which takes block_size, dropout, num_heads"),
-    (
-        ["model=resnet18", "data=images", "model.network.in_channels=1"],
-        "model.network.in_channels",
-        "+model.network.in_channels=1",
-    ),
-    (["trainer.limit_val_batches=1"], "trainer.limit_val_batches", "+trainer.limit_val_batches=1"),
     (["test_only=true"], "test_only", "task=test"),
     (["task=test"], "task", "ckpt=<checkpoint> task=test"),
     (["task=fit"], "task", "train, test, predict"),
@@ -203,8 +197,8 @@ REFUSALS = [
     (["faults.retries=0"], "faults.retries", "at least 1"),
     (["name=a b;$(x)"], "name", "name=a_b_x"),
     (["model.optimizer.lr=a b;$(x)"], "model.optimizer.lr=a b;$(x)", "'model.optimizer.lr=\"a b;$(x)\"'"),
-    (["model.network._target_=os.system"], "model.network._target_=os.system", "not typed"),
-    (["+model={_target_: os.system}"], "+model={_target_: os.system}", "not typed"),
+    (["model.network._target_=os.system"], "model.network._target_", "must be in a trusted package"),
+    (["+model={_target_: os.system}"], "model._target_", "must be in a trusted package"),
 ]
 
 

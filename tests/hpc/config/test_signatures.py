@@ -111,6 +111,67 @@ def test_a_target_may_be_named_where_it_is_imported(target: str, parameters: set
             read_signature(missing)
 
 
+STYLES = """
+import dataclasses, torch
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+def register(kind):
+    return kind
+
+class Base:
+    def __init__(self, width: int = None, *, depth: int): ...
+    @classmethod
+    def small(cls, depth: int = None): ...
+
+@register
+class Net(Base): ...
+
+@register
+class Own(torch.nn.Embedding): ...
+
+@dataclass
+class Few:
+    a: int
+    b: int = 2
+    KIND: ClassVar[int] = 3
+
+@dataclasses.dataclass(frozen=True)
+class More(Few):
+    c: list = field(default_factory=list)
+"""
+OF_STYLES = {
+    "styles.Net": ({"width": "int | None", "depth": "int"}, ["depth"]),
+    "styles.Net.small": ({"depth": "int | None"}, []),
+    "styles.Few": ({"a": "int", "b": "int"}, ["a"]),
+    "styles.More": ({"a": "int", "b": "int", "c": "list"}, ["a"]),
+}
+
+
+@pytest.mark.parametrize("target", OF_STYLES)
+def test_decorated_and_inherited_classes(target: str, write_sources: Callable) -> None:
+    write_sources({"styles.py": STYLES})
+    read, (parameters, required) = read_signature(target), OF_STYLES[target]
+    assert (dict(sorted(read.parameters.items())), read.required) == (dict(sorted(parameters.items())), required)
+    node = {"_target_": target, **dict.fromkeys(required, 1)}
+    signatures.check_arguments("model", node | ({"width": None} if "width" in parameters else {}))
+
+
+@pytest.mark.parametrize(
+    ("target", "given"),
+    [
+        ("torch.nn.Embedding.from_pretrained", {"embeddings": {"_target_": "torch.ones", "size": [2]}}),
+        ("styles.Own.from_pretrained", {"embeddings": {"_target_": "torch.ones"}, "freeze": True}),
+        ("types.SimpleNamespace", {"anything": 1}),
+        ("builtins.dict", {"anything": 1}),
+        ("torch.optim.SGD", {"_args_": [[1]], "lr": {"_target_": "builtins.float", "_args_": ["1"]}}),
+    ],
+)
+def test_what_hydra_can_call_may_be_called(target: str, given: dict, write_sources: Callable) -> None:
+    write_sources({"styles.py": STYLES})
+    signatures.check_arguments("model", {"_target_": target, **given})
+
+
 MISSING = "import nowhere_to_be_found.deep as deep\nclass Net: ..."
 GUARDED = "try:\n    import nowhere_to_be_found\nexcept ImportError: ...\n"
 GUARDED += "import json, torch.nn\nfrom . import x\nclass Net: ..."

@@ -187,8 +187,8 @@ def test_what_the_fork_trusts_is_built(run: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_all_that_is_shipped_is_trusted() -> None:
     for file in project.CONFIGS.rglob("*.yaml"):
-        for kind, name in trust.TARGET_LINES.findall(file.read_text()):
-            assert not trust._broken_rule(name, f"_{kind}_"), (file, name)
+        for kind, name in trust.TARGETS.findall(file.read_text()):
+            assert not trust.broken_rule(name, f"_{kind}_"), (file, name)
 
 
 def test_reading_a_run_imports_nothing_that_is_named(run: Path) -> None:

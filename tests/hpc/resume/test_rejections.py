@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.resume import resume, saving, unsupported
+from hpc.resume import saving, unsupported
 from hpc.resume import trainer as resume_trainer
-from hpc.training import lightning_errors
+from hpc.training import lightning_errors, parallelize
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,10 @@ def test_such_a_callback_that_the_module_brings() -> None:
 def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
     module: Any = L.LightningModule()
     module.net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False))
-    trainer: Any = SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=None), datamodule=None)
-    trainer.callbacks = trainer.optimizers = trainer.lr_scheduler_configs = []
     with pytest.raises(
         ConfigError, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"
     ):
-        resume.Resume.on_fit_start(SimpleNamespace(), trainer, module)  # type: ignore[arg-type]
+        parallelize.parallelize(module, None, parallelize.ModuleChanges())
 
 
 def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
@@ -128,6 +126,7 @@ def test_a_first_batch_that_does_not_fit_is_rejected(inputs: torch.Tensor, targe
         step(False, Learns())
     assert words in str(caught.value) and f"{__file__}, line " in str(caught.value)
     assert len(str(caught.value).splitlines()) == 2
+    assert ("another trainer.precision=" in caught.value.fix) is (words == "same dtype")
     with pytest.raises((RuntimeError, IndexError)):  # later the network has computed a batch before
         step(True, Learns())
 

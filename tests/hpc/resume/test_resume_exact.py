@@ -717,14 +717,22 @@ NEVER = {
     "a state_dict with gaps": ([], LEFT_OUT, "state_dict() without network.head.weight"),
     "a buffer that comes late": ([], LATE, "Parameters and buffers must exist before training begins"),
     "a load_state_dict with other arguments": ([], RENAMED, "must take the same arguments as torch's"),
-    "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "its whole state per parameter"),
+    "an optimizer around another, of whose parameters a rank has a part": (
+        ["trainer.gradient_clip_val=null", "strategy=fsdp", "trainer.devices=1"],
+        LOOKAHEAD,
+        "its whole state per parameter",
+    ),
     "parameters that are none of the model's": ([], FOREIGN, "An optimizer must have parameters of the model only"),
     "weights that a hook replaces, of which a rank has a part": (
         ["strategy=fsdp", "trainer.devices=1"],
         HOOKED.replace('checkpoint["trained"] = ', ""),
         "must not replace weights in state_dict",
     ),
-    "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "An optimizer must keep its state per parameter"),
+    "LBFGS of parameters of which a rank has a part": (
+        ["trainer.gradient_clip_val=null", "strategy=fsdp", "trainer.devices=1"],
+        LBFGS,
+        "its whole state per parameter",
+    ),
     "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "must be a number of batches, not a time"),
 }
 

@@ -175,6 +175,10 @@ def test_science_stays(word: str, start: str, end: str, run: Path) -> None:
     sentence = str(caught.value).splitlines()[0]
     assert sentence.startswith(start) and sentence.endswith(end)
     if "run_dir" not in word:
+        assert "ckpt=" not in caught.value.fix.partition("a new run")[2]  # there is none yet
+        (run / "checkpoints/last.ckpt").mkdir(parents=True)
+        with pytest.raises(ConfigError) as caught:
+            compose(run, "trainer.num_nodes=2", word)
         assert f"ckpt={run}/checkpoints/last.ckpt" in caught.value.fix
 
 

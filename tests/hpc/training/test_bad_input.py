@@ -320,7 +320,7 @@ KINDS = {
     "another Lightning": (
         "class Former:\n    __module__ = 'pytorch_lightning.net'\n    def __init__(self, **options): ...\n"
         "module.Classifier = Former",
-        "Try: import lightning.pytorch as pl, in place of pytorch_lightning",
+        "Try: import hpc before pytorch_lightning, which then is lightning.pytorch",
     ),
 }
 

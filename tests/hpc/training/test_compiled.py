@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lightning as L
 import pytest
@@ -67,6 +68,20 @@ def test_the_key_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     before = compile_cache.cache_key(nn.Identity(), "", precision="")
     file.write_text("two")
     assert compile_cache.cache_key(nn.Identity(), "", precision="") != before
+
+
+def test_a_module_of_any_shape_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    module = L.LightningModule()
+    module.encoder = nn.Linear(2, 3)  # no attribute called network
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(tmp_path))
+    cache = compile_cache.CompileCache(str(tmp_path / "kept"), enabled=True)
+    cache.setup(trainer, module, "fit")
+    before = cache.archive
+    module.encoder = nn.Linear(3, 3)
+    cache.setup(trainer, module, "fit")
+    assert cache.archive != before and cache.cache_dir.is_dir()
 
 
 def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import logging
 
 import lightning as L
+from lightning.pytorch.demos.boring_classes import BoringModel
 
-from hpc.training.dry_run import DryRunTrainer
+from hpc.training.dry_run import DryRunTrainer, attach
 
 
 def test_trainer_of_a_dry_run_says_nothing_also_after_another():
@@ -23,3 +24,16 @@ def test_trainer_of_a_dry_run_says_nothing_also_after_another():
         assert records
     finally:
         logger.removeHandler(handler)
+
+
+class Strict(BoringModel):
+    """A module whose `train` has no default, as other people write it."""
+
+    def train(self, mode: bool) -> "Strict":  # type: ignore[override]
+        return super().train(mode)
+
+
+def test_a_module_may_have_its_own_train():
+    module = Strict()
+    attach(module, DryRunTrainer())
+    assert module.training

@@ -37,7 +37,16 @@ def test_bytes_are_shown_as_text_and_tokens_as_numbers() -> None:
 
 @pytest.mark.parametrize(
     "batch",
-    [{"inputs": torch.ones(2, 3)}, (), [torch.ones(2, 3)], (torch.tensor(1.0),) * 2, torch.ones(2, 3), ("a", "b")],
+    [
+        {"inputs": torch.ones(2, 3)},
+        (),
+        [torch.ones(2, 3)],
+        (torch.tensor(1.0),) * 2,
+        torch.ones(2, 3),
+        ("a", "b"),
+        (torch.ones(2, 1, 4, 4), torch.ones(2)),
+        (torch.ones(2, 3), torch.ones(2, 3)),
+    ],  # regressions
 )
 def test_a_batch_that_is_no_pair_cannot_be_shown(batch: Any) -> None:
     assert sample_kind(batch) == ""

@@ -8,13 +8,13 @@ from pathlib import Path
 import lightning
 import pytest
 from desk import Desk
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from hpc.checkpoint import plain_data
 from hpc.config import compose, freezing, preflight
 from hpc.config.errors import ConfigError
 from hpc.report import overview
 from hpc.run import history
-from hpc.training import secret_values
 
 SECRET = "hush-4711"
 
@@ -59,6 +59,12 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
         preflight.check_rules(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
 
 
+def saved_hparams(cfg: DictConfig, module: lightning.LightningModule) -> dict:
+    checkpoint = {"hyper_parameters": module.hparams}
+    assert plain_data.make_hparams_savable(checkpoint, freezing.map_values_to_references(cfg)) == []
+    return checkpoint["hyper_parameters"]
+
+
 def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", SECRET)
     cfg = compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"])
@@ -69,14 +75,16 @@ def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> Non
             self.save_hyperparameters()
 
     module = Module(SECRET, {"deep": [SECRET, 1]})
-    secret_values.hide_secrets(cfg, module, lightning.LightningDataModule())
-    for kept in (module.hparams, module.hparams_initial):
-        assert dict(kept) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
+    assert saved_hparams(cfg, module) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
+    assert saved_hparams(cfg, Module(SECRET, OmegaConf.create({"deep": [SECRET]}))) == {
+        "token": "${oc.env:KEY}",
+        "more": {"deep": ["${oc.env:KEY}"]},
+    }
+    assert module.hparams.token == SECRET
     words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.setup=['${oc.env:KEY} x']"]
     cfg = compose.compose_overrides(words)
     module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
-    secret_values.hide_secrets(cfg, module)
-    assert SECRET not in str((module.hparams, module.hparams_initial))
+    assert SECRET not in str(saved_hparams(cfg, module))
 
 
 def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,14 +103,31 @@ def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytes
             self.save_hyperparameters()
 
     module = Module(values["LIST"], values["DICT"])
-    secret_values.hide_secrets(cfg, module)
-    assert dict(module.hparams) == {"a": [words["LIST"], 2, 3], "b": {"key": words["DICT"]}}
+    assert saved_hparams(cfg, module) == {"a": [words["LIST"], 2, 3], "b": {"key": words["DICT"]}}
+
+
+# A module that keeps the value as a hyperparameter, uses it in `setup`, and logs it by itself.
+KEEPS_IT = """
+import os
+os.environ["KEY"] = SECRET
+from my_research.module import Classifier
+first, setup = Classifier.__init__, Classifier.setup
+def init(self, *args, **kwargs):
+    first(self, *args, **kwargs)
+    self.save_hyperparameters({"folder": SECRET + "/mnist"})
+def set_up(self, stage):
+    setup(self, stage)
+    assert self.hparams.folder == self.hparams_initial.folder == SECRET + "/mnist"
+    self.logger.log_hyperparams(self.hparams)
+Classifier.__init__, Classifier.setup = init, set_up
+"""
 
 
 @pytest.mark.slow
 def test_no_file_of_a_run_holds_it(start: Callable[..., str], tmp_path: Path) -> None:
     words = ["+cluster.env.A=${oc.env:KEY}", "+logger.tensorboard.comment=${oc.env:KEY}"]
-    patch = f"import os; os.environ['KEY'] = {SECRET!r}"
+    words.append("+cluster.env.B='${oc.env:KEY}/mnist'")
+    patch = KEEPS_IT.replace("SECRET", repr(SECRET))
     start(
         tmp_path / "run",
         1,

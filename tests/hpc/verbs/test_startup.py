@@ -14,7 +14,7 @@ from fork import ENVIRON, PACKAGE, PROJECT
 pytestmark = pytest.mark.slow
 
 # Libraries that composing a config imports.
-COMPOSING = {"antlr4", "attr", "hydra", "omegaconf", "packaging", "yaml"}
+COMPOSING = {"antlr4", "attr", "hydra", "hydra_plugins", "omegaconf", "packaging", "yaml"}
 # More libraries that the first step needs, on the rank that writes the curves.
 WRITING = {"absl", "google", "tensorboard"}
 # Libraries that import parts of themselves late, and torchdata, which is small: a loader may be one of its own.

@@ -20,4 +20,8 @@ studies      many runs from one command: sweeps, searches, scaling
 report       what became of a run, in the terminal and as a page
 """
 
+from hpc.system import former_names
+
+former_names.install()  # before anything imports lightning
+
 __version__ = "0.3.0"

@@ -121,7 +121,7 @@ def convert(checkpoint: Path, folder: Path) -> None:
 
 def _restore_groups(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Give each group its own hyperparameters and count of steps: stage 3 gives all groups those of the first."""
-    saved = torch.load(folder / TAG / "zero" / "optimizer_state.pt", map_location="cpu")
+    saved = torch.load(folder / TAG / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=True)
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in saved_group.items() if key != "params"})
     for state in optimizer.state.values():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpc.checkpoint import safe_unpickle, weights
@@ -24,7 +24,13 @@ States = dict[str, dict[str, Any]]  # by the name of a parameter, then by the na
 
 
 def state_by_name(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return `optimizer.state_dict()` with names in place of numbers; also of optimizers inside of the optimizer."""
+    """Return `optimizer.state_dict()` with names in place of numbers; also of optimizers inside of the optimizer.
+
+    Of one that keeps its state in another way it is returned as it is, and fits where no rank has only a part of it.
+    """
+    if keeps_whole_state(optimizer):
+        nothing: dict[str, Any] = {"state": {}, "beside": {}, "on_device": [], "param_groups": [], "inner": []}
+        return nothing | {"kind": type(optimizer).__qualname__, "whole": optimizer.state_dict()}
     names: dict[Any, str] = {
         parameter: weights.without_compile_prefix(name) for name, parameter in module.named_parameters()
     }
@@ -79,6 +85,9 @@ def restore(module: nn.Module, optimizer: Optimizer, *, name: str, saved: Mappin
         rule = f"must be {saved['kind']}, as it was when the checkpoint was made"
         fix = f"{saved['kind']}, made in configure_optimizers, or a new run"
         raise ConfigError("the optimizer", kind, rule, fix)
+    if "whole" in saved:
+        optimizer.load_state_dict(saved["whole"])
+        return
     _add_missing_groups(optimizer, saved["param_groups"], parameters=parameters)
     states = _read_tensors(parameters, name, path=path)
     dtypes = {(parameter, key): value.dtype for parameter, state in states.items() for key, value in state.items()}
@@ -96,6 +105,11 @@ def restore(module: nn.Module, optimizer: Optimizer, *, name: str, saved: Mappin
         for group, new in zip(groups, inner.param_groups, strict=True):
             group.update(new)
         inner.param_groups = groups
+
+
+def keeps_whole_state(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has one state of all its parameters, or further state beside those of parameters."""
+    return isinstance(optimizer, LBFGS) or bool(optimizer.state_dict().keys() - {"state", "param_groups"})
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:

@@ -2,21 +2,24 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from traceback import walk_tb
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
 import torch
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hpc.checkpoint import load_hooks
+from hpc.checkpoint import load_hooks, safe_unpickle
+from hpc.config import freezing
 from hpc.config.errors import ConfigError, first_line
 
-FIX = "return numbers, strings, tensors, and lists and dicts of them"
+FIX = "return numbers, strings, tensors, arrays, and lists and dicts of them"
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
 
 
@@ -38,17 +41,18 @@ def reject_sharded_tensors(checkpoint: dict[str, Any]) -> None:
             raise ConfigError(name, None, rule, "tensor.full_tensor(), or an attribute of the module instead")
 
 
-def remove_unsavable_hparams(checkpoint: dict[str, Any]) -> list[str]:
-    """Remove hyperparameters that are no plain data, and return their names: the run's config holds them anyway."""
+def make_hparams_savable(checkpoint: dict[str, Any], references: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Remove hyperparameters that are no plain data, and return their names: the run's config holds them anyway.
+
+    Args:
+        references: of values of the environment, which may be secrets; see `freezing.with_references`.
+    """
     removed = []
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
-        values = checkpoint.get(key)
-        if isinstance(values, dict):
+        if key in checkpoint:
+            values = freezing.with_references(checkpoint[key], references)
             removed += [name for name, value in values.items() if not is_plain(value)]
             checkpoint[key] = {name: value for name, value in values.items() if is_plain(value)}
-        elif key in checkpoint:  # a config of OmegaConf's
-            removed.append(key)
-            del checkpoint[key]
     for kind in ("hparams_type", "datamodule_hparams_type"):
         checkpoint.pop(kind, None)
     return removed
@@ -78,7 +82,7 @@ def rehearse_save(trainer: Any, module: L.LightningModule, *without: L.Callback)
             if trainer.is_global_zero:
                 text = f"the state of {type(callback).__name__} cannot be saved before the first step"
                 print(f"warning: {text}: {type(error).__name__}: {first_line(error)}", flush=True)
-    if (removed := remove_unsavable_hparams(checkpoint)) and trainer.is_global_zero:
+    if (removed := make_hparams_savable(checkpoint)) and trainer.is_global_zero:
         print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(removed)}", flush=True)
     if weights := checkpoint.pop("state_dict", None):
         load_hooks.reject_weights_replaced_on_save(trainer, weights)
@@ -116,9 +120,9 @@ def _save(value: Any) -> tuple[bytes, str]:
     """Return a value as torch.save writes it, and why it cannot be saved and read as plain data ("" if it can)."""
     stream = io.BytesIO()
     try:
-        torch.save(value, stream)
+        torch.save(tree_map_only((DictConfig, ListConfig), OmegaConf.to_container, value), stream)
         stream.seek(0)
-        torch.load(stream, weights_only=True, map_location="cpu")
+        safe_unpickle.load_saved(stream)
     except Exception as error:  # a class of the value may raise any
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
         return b"", f"it must not hold a {kind[1]}" if kind else first_line(error)

@@ -1,8 +1,9 @@
 """Unpickle checkpoints without executing anything: their pickles may name only classes that describe data.
 
-torch.load ensures that by itself where `weights_only` is set, and TORCH_FORCE_WEIGHTS_ONLY_LOAD sets it for the calls
-in other people's code too. Two cases are left for this module: `.metadata`, from which torch.distributed.checkpoint
-would execute anything, and DeepSpeed's files, which hold instances of a few of its classes.
+torch.load ensures that by itself where `weights_only` is set. This module is for what other people's code reads while
+it loads a checkpoint: TORCH_FORCE_WEIGHTS_ONLY_LOAD sets it there, and only meanwhile, as a researcher's own files may
+hold anything. Two cases are left: `.metadata`, from which torch.distributed.checkpoint would execute anything, and
+DeepSpeed's files, which hold instances of a few of its classes.
 """
 
 import os
@@ -14,6 +15,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
@@ -50,6 +52,18 @@ DEEPSPEED_CLASSES = (
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 )
+
+
+# numpy's numbers and arrays, except arrays of Python's objects: what makes them, and their types.
+_NUMBERS = [np.dtype(code).type(0) for code in "?bhilqBHILQefdFD"]
+NUMPY: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    np.ones(1).__reduce__()[0],
+    np.float64(1).__reduce__()[0],
+    *{type(number.dtype) for number in _NUMBERS},
+    *(type(np.dtype(code)) for code in ("U", "S", "M", "m")),
+]
 
 
 class _RegularFiles(filesystem.FileSystem):
@@ -151,6 +165,12 @@ class _InertObject:
         vars(self).update(state if isinstance(state, dict) else {})
 
 
+def load_saved(file: Any) -> Any:
+    """Return the plain data of a file that `plain_data.to_bytes` has made. Raises as `load_plain` does."""
+    with torch.serialization.safe_globals(NUMPY):
+        return torch.load(file, weights_only=True, map_location="cpu")
+
+
 def load_plain(file: Path) -> Any:
     """Return the content of a file of torch.save, memory-mapped; also of DeepSpeed's files, without DeepSpeed.
 
@@ -160,7 +180,7 @@ def load_plain(file: Path) -> Any:
     """
     with files.open_regular_file(file) as stream:
         can_be_mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
-    records: list[Any] = [(_InertObject, name) for name in DEEPSPEED_CLASSES]
+    records: list[Any] = [*NUMPY, *((_InertObject, name) for name in DEEPSPEED_CLASSES)]
     with torch.serialization.safe_globals([*records, (lambda *_: _InertObject(), "builtins.getattr")]):
         return torch.load(str(file), map_location="cpu", weights_only=True, mmap=can_be_mapped)
 

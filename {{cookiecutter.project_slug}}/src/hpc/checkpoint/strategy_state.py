@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -44,6 +43,7 @@ class CheckpointMixin:
 
     Attributes:
         after_train_end: called when the callbacks' and the module's own `on_train_end` are done.
+        references: of values of the environment, which may be secrets, and are saved by name only.
     """
 
     lightning_module: Any
@@ -53,6 +53,7 @@ class CheckpointMixin:
     global_rank: int
     world_size: int
     after_train_end: Callable[[], object] = staticmethod(lambda: None)
+    references: Mapping[str, str] = MappingProxyType({})
     _writer: CheckpointWriter | None = None
     _stager: BlockingAsyncStager | None = None
     _restored_from: Path | None = None
@@ -83,7 +84,7 @@ class CheckpointMixin:
         final, on_published = Path(self.broadcast(filepath)), checkpoint.pop(ON_PUBLISHED, None)
         rank, rank_state = self.global_rank, checkpoint.pop(RANK_STATE, {})
         load_hooks.reject_weights_replaced_on_save(self.lightning_module.trainer, checkpoint["state_dict"])
-        plain_data.remove_unsavable_hparams(checkpoint)
+        plain_data.make_hparams_savable(checkpoint, self.references)
         part = self.writer.prepare_folder(final)
         write_tensors = self._copy_tensors(checkpoint, part)
         plain_data.reject_sharded_tensors(checkpoint)
@@ -187,7 +188,7 @@ class CheckpointMixin:
     def _read_non_tensor_state(self, path: Path) -> dict[str, Any]:
         """Return all but the tensors; the rank's own state, if there is one, under RANK_STATE. Raises `ConfigError`."""
         with safe_unpickle.convert_unpickling_errors(path, "resume"):
-            rest = torch.load(path / load_hooks.REST_FILE, weights_only=True, map_location="cpu")
+            rest = safe_unpickle.load_saved(path / load_hooks.REST_FILE)
         return rest | {RANK_STATE: read_rank_state(path, self.global_rank)}
 
     def _warn_of_fresh_optimizer(self, path: Path) -> None:
@@ -219,7 +220,7 @@ def read_rank_state(path: Path, rank: int) -> dict[str, Any]:
     """Return the state that a rank saved for itself; {} if there was no such rank. Raises `ConfigError`."""
     file = path / RANK_FILE.format(rank)
     with safe_unpickle.convert_unpickling_errors(file, "resume", only_this_rank=True):
-        return torch.load(file, weights_only=True, map_location="cpu") if file.exists() else {}
+        return safe_unpickle.load_saved(file) if file.exists() else {}
 
 
 def _unwrapped(optimizer: Any) -> Optimizer:

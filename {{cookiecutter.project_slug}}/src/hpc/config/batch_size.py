@@ -18,6 +18,10 @@ def check_batch_size(cfg: DictConfig) -> None:
         ConfigError
     """
     given = {key: cfg.data[key] for key in (GLOBAL, PER_DEVICE) if cfg.data.get(key) is not None}
+    if given and cfg.data.get("_target_") is None:
+        key, size = next(iter(given.items()))
+        rule = "must be left out with data=none: the module's own loaders have their batch size"
+        raise ConfigError(f"data.{key}", size, rule, f"the command without data.{key}=")
     if len(given) == 2:
         rule = f"must not be given beside data.{GLOBAL} ({given[GLOBAL]}), from which it follows"
         fix = f"data.{GLOBAL}=null, or data.{PER_DEVICE}=null"

@@ -1,22 +1,23 @@
 """Build the objects that a config names."""
 
 import re
+import textwrap
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import batch_size
-from hpc.config.errors import ConfigError, first_line
-from hpc.config.project import SOURCES, researcher_packages
+from hpc.config import batch_size, freezing
+from hpc.config.errors import ConfigError, first_line, make_printable
+from hpc.config.project import CONFIGS, SOURCES, researcher_packages
 
 # The errors of constructors that cannot use the values they are given.
 ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
 def build(node: Any, **kwargs: Any) -> Any:
-    """Build the objects of a config node. This is the only place that calls Hydra's instantiate.
+    """Build the objects of a config node, as `hydra.utils.instantiate` does. This is the only place that calls it.
 
     Raises:
         ConfigError: a library rejects the values that the config gives it.
@@ -25,15 +26,18 @@ def build(node: Any, **kwargs: Any) -> Any:
     from hydra.utils import instantiate
 
     try:
-        return instantiate(strip_check_keys(node), _convert_="all", **kwargs)
+        return instantiate(strip_check_keys(node), **kwargs)
     except InstantiationException as error:
         raise_config_error_for_arguments(error)
         _raise_config_error_for_import(error)
+        error.add_note(_describe_arguments(node, error))  # below the traceback of the researcher's own code
         raise
 
 
 def build_data(cfg: DictConfig) -> Any:
-    """Build the section `data`, with the batch size under the name that its class takes."""
+    """Build the section `data`, with the batch size under the name that its class takes; None for data=none."""
+    if cfg.data.get("_target_") is None:
+        return None
     return build(batch_size.with_class_batch_size(strip_check_keys(cfg.data), cfg))
 
 
@@ -44,6 +48,20 @@ def build_group(group: DictConfig) -> list[Any]:
     """
     objects = [build(node) for node in group.values() if node]
     return [item for item in objects if getattr(item, "enabled", True)]
+
+
+def _describe_arguments(node: Any, error: BaseException) -> str:
+    """Return which part of the config has given its arguments to the constructor that failed, and the file of it."""
+    section = node._get_full_key(None) if OmegaConf.is_config(node) else ""
+    path = re.search(r"full_key: (\S+)", str(error))
+    part = OmegaConf.select(node, path[1]) if path and OmegaConf.is_config(node) else node
+    part = part if OmegaConf.is_dict(part) else OmegaConf.create(part or {})
+    target = str(part.get("_target_"))
+    files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if target in file.read_text(errors="replace")]
+    place = ", ".join(str(file.relative_to(CONFIGS.parent)) for file in files[:3]) or "the config"
+    key = ".".join(filter(None, [section, path[1] if path else ""]))
+    arguments = textwrap.indent(freezing.to_frozen_yaml(part), "    ")
+    return make_printable(f"The arguments are those of {key or target} ({place}):\n{arguments}")
 
 
 def _raise_config_error_for_import(error: BaseException) -> None:

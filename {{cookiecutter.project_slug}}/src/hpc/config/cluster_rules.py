@@ -59,8 +59,8 @@ def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
     if cluster.scheduler == "slurm" and cluster.chain > 1:
         rule = "must be 1 on Slurm, which itself requeues a job that has not finished its run"
         raise ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
-    num_workers, num_cores = OmegaConf.select(cfg, "data.num_workers") or 0, cluster.cores_per_gpu
-    if cluster.scheduler and num_cores and num_workers > num_cores:
+    num_workers, num_cores = OmegaConf.select(cfg, "data.num_workers"), cluster.cores_per_gpu
+    if cluster.scheduler and num_cores and isinstance(num_workers, int) and num_workers > num_cores:
         rule = f"must be at most {num_cores}, the cores of a task on cluster={cluster.name} (cluster.cores_per_gpu)"
         raise ConfigError("data.num_workers", num_workers, rule, f"data.num_workers={max(num_cores - 1, 1)}")
 

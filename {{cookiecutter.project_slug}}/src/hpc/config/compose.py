@@ -1,6 +1,5 @@
 """Compose one config from configs/ and what a person types. Reject overrides that can only be mistakes."""
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,36 +10,27 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from hpc.config import trainer_arguments, typed_words
 from hpc.config.conversion import flatten, format_list_override
-from hpc.config.errors import ArgumentParser, ConfigError, closest_word, first_line, suggest_key
-from hpc.config.freezing import escape_quotes
+from hpc.config.errors import ConfigError, closest_word, first_line, suggest_key
 from hpc.config.personal_clusters import apply_personal_values, load_personal_values
 from hpc.config.project import CONFIGS, SHIPPED_CLUSTERS, shipped_clusters
-from hpc.config.sections import TEXT_KEYS
+from hpc.system import home
 
-# Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
-CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
-# Keys of Hydra itself. Of these, only hydra.searchpath changes a config.
-HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
 # Keys of earlier versions, and what to type instead.
 FORMER_KEYS = {"test_only": "task=test"}
-BATCH_SIZES = ("data.batch_size", "data.global_batch_size")
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
-
-
-class ConfigGroupsParser(ArgumentParser):
-    """A parser whose help lists the files of configs/. Only `--help` looks them up, not every rank of a job."""
-
-    def format_help(self) -> str:
-        """Return the help, with the config groups at its end."""
-        self.epilog = _describe_groups()
-        return super().format_help()
 
 
 class ClusterSearchPath(SearchPathPlugin):
@@ -50,25 +40,6 @@ class ClusterSearchPath(SearchPathPlugin):
         """Append the folder above `cluster/`, as Hydra finds a group in a folder of its name."""
         for folder in [Path(entry.path) for entry in search_path.get_path() if entry.provider == "main"]:
             search_path.append("hpc", str(shipped_clusters(folder).parent))
-
-
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of what every verb accepts: overrides, `--help`, `--cfg job`."""
-    parser = ConfigGroupsParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    overrides_help = "a choice of a config group, or a value of a key of the config"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides_help, type=_require_value)
-    parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
-    return parser
-
-
-def _require_value(word: str) -> str:
-    """Return the word. Raise `ConfigError` if nothing follows `key=`, as in `ckpt=$UNSET`: it would mean null."""
-    key, equals, value = word.partition("=")
-    if equals and not value:
-        fix = "resume=<a run directory>" if key == "resume" else f"{key}=null for none, '{key}=\"\"' for an empty text"
-        raise ConfigError(word, None, "must have a value; perhaps a variable of the shell is not set", fix)
-    return word
 
 
 def select_overrides(argv: Sequence[str]) -> list[str]:
@@ -88,14 +59,14 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     """
     configs = configs or CONFIGS
     for override in overrides:
-        _reject_forbidden(override)
+        typed_words.reject_forbidden(override)
     try:
-        with _initialize_hydra(configs):
-            quoted = [_in_hydras_grammar(override) for override in overrides]
-            cfg = hydra_compose("train", quoted, return_hydra_config=True)
+        with initialize_hydra(configs):
+            cfg = _compose_typed([typed_words.in_hydras_grammar(override) for override in overrides])
             choices = cfg.hydra.runtime.choices
             with open_dict(cfg):
                 del cfg["hydra"]
+                cfg.setdefault("callbacks", {})  # ~callbacks
     except OmegaConfBaseException as error:
         fix = f"correct this override, or the file below {configs}"
         raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], fix) from None
@@ -114,11 +85,13 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     if cfg.get("name", "") is None:
         cfg.name = _default_name(choices)
     if personal and (values := load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
-        with _initialize_hydra(configs):
+        with initialize_hydra(configs):
             search_path = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
             default = hydra_compose("train", [*search_path, f"cluster={choices.get('cluster')}"]).cluster
         typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
         apply_personal_values(values, cfg.cluster, default=default, typed=typed)
+    trainer_arguments.read_as_lightning(cfg)
+    _take_checkpoint_of_run(cfg)
     return cfg
 
 
@@ -131,15 +104,33 @@ def config_groups(configs: Path | None = None) -> dict[str, list[str]]:
     return {group: sorted(choices[group] - {"base"}) for group in sorted(choices)}
 
 
-def _initialize_hydra(configs: Path) -> initialize_config_dir:
+def initialize_hydra(configs: Path) -> initialize_config_dir:
     """Return the context in which Hydra composes the files of `configs/` and the clusters that hpc ships."""
     Plugins.instance().register(ClusterSearchPath)
     return initialize_config_dir(str(configs), version_base="1.3")
 
 
-def _describe_groups() -> str:
-    lines = [f"  {group}={' | '.join(choices)}" for group, choices in config_groups().items()]
-    return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
+def _compose_typed(words: list[str]) -> DictConfig:
+    """Return the config of these words, each with or without a plus, together with the config of Hydra itself."""
+    while True:
+        try:
+            return hydra_compose("train", words, return_hydra_config=True)
+        except ConfigCompositionException as error:
+            repaired = typed_words.without_needless_plus(words, error)
+            others = [word for word in words if not typed_words.sets_value(word)]
+            if str(error).startswith("Could not override") and len(others) < len(words):
+                repaired = typed_words.with_plus_for_arguments(words, _compose_typed(others))
+            if repaired == words:
+                raise
+            words = repaired
+
+
+def _take_checkpoint_of_run(cfg: DictConfig) -> None:
+    """Let `ckpt=RUN_DIR` mean the best checkpoint of that run, or its last one if it keeps no best. Modifies cfg."""
+    with suppress(OmegaConfBaseException, OSError):  # the rules report what cannot be resolved or read
+        paths = [f"{str(cfg.ckpt).rstrip('/')}/checkpoints/{name}" for name in ("best.ckpt", "last.ckpt")]
+        if existing := [path for path in paths if cfg.ckpt and home.expand(path).exists()]:
+            cfg.ckpt = existing[0]
 
 
 def _default_name(choices: Mapping[str, str | None]) -> str:
@@ -149,31 +140,8 @@ def _default_name(choices: Mapping[str, str | None]) -> str:
     return "_".join(dict.fromkeys(words)) or "run"
 
 
-def _in_hydras_grammar(override: str) -> str:
-    """Return an override as Hydra must read it: a text such as `cluster.account=0123` in quotes, or it is a number."""
-    key, equals, value = override.partition("=")
-    if key in BATCH_SIZES and equals:
-        return f"++{override}"  # either may be given, whichever a file of configs/data/ has
-    if override == "logger=null":
-        return "~logger"  # Hydra has no other word for no choice of a group
-    if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
-        return override
-    return f"{key}='{escape_quotes(value)}'"
-
-
-def _reject_forbidden(override: str) -> None:
-    """Raise `ConfigError` for an override that decides what code runs, or that would have no effect."""
-    if CODE_KEYS.search(override):
-        rule = "must be written in a file, not typed, as it decides what code runs"
-        raise ConfigError(override, None, rule, f"add a file below {CONFIGS}")
-    if HYDRA_KEYS.match(override):
-        rule = "must be left out: it is for Hydra's launcher, which does not start these programs"
-        fix = "run_dir=<folder> for the run directory; submit.py --multirun for several runs"
-        raise ConfigError(override, None, rule, fix)
-
-
 def _unknown_key_error(key: str, overrides: Sequence[str], *, configs: Path) -> ConfigError:
-    """Return the error of a key that the config does not have. If the class there accepts it, it says `+key=value`."""
+    """Return the error of a key that the config does not have. Where the class takes any, it says `+key=value`."""
     from hpc.config import signatures
 
     others = [override for override in overrides if override.partition("=")[0] != key]
@@ -185,10 +153,10 @@ def _unknown_key_error(key: str, overrides: Sequence[str], *, configs: Path) -> 
     with suppress(ConfigError):
         if isinstance(target, str):
             signature = signatures.read_signature(target)
-            if last in signature.parameters:
-                return ConfigError(key, None, rule, f"+{next((word for word in overrides if word not in others), key)}")
             if not signature.accepts_any:
                 return signatures.unknown_argument_error(above, last, target=target, signature=signature)
+            rule = f"must have a plus, as {target} takes any argument and a wrong name would not be noticed"
+            fix = f"+{next((word for word in overrides if word not in others), key)}"
     return ConfigError(key, None, rule, fix)
 
 

@@ -73,6 +73,10 @@ def _typed_value(validator: Any, node: DictConfig, *, key: str, kind: Any, full_
     except OmegaConfBaseException as error:
         rule = f"must have a value: {str(error).splitlines()[0]}"
         raise ConfigError(full_key, None, rule, f"{full_key}=<value>") from None
+    text = str(OmegaConf.to_container(node, resolve=False)[key])  # type: ignore[index]
+    if isinstance(value, str) and "${oc.env:" in text and kind not in (Any, str, str | None):
+        rule = "must not be text, as the value of an environment variable is"
+        raise ConfigError(full_key, repr(value), rule, f"""'{full_key}="${{oc.decode:{text}}}"'""")
     if kind in (str, str | None) and isinstance(value, bool | int | float):
         rule = "must be text; YAML reads no, 0123 and 1:30:00 as other types"
         raise ConfigError(full_key, repr(value), rule, f'quote it: {key}: "..."')

@@ -1,7 +1,7 @@
 """The config as files of a run hold it: resolved, but values of the environment stay references."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -43,6 +43,21 @@ def map_values_to_references(cfg: DictConfig) -> dict[str, str]:
     with resolve_environment_with(note_and_resolve):
         values = OmegaConf.to_container(cfg, resolve=True)
     return dict(_differing_texts(values, _resolve_except_environment(cfg))) | references
+
+
+def with_references(value: Any, references: Mapping[str, str]) -> Any:
+    """Return a value as plain data, with references in place of values from the environment, at any depth.
+
+    Args:
+        references: the result of `map_values_to_references`.
+    """
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, dict):
+        return {key: with_references(item, references) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_references(item, references) for item in value)
+    return references.get(value, value) if isinstance(value, str) else value
 
 
 def cluster_for_job_script(cfg: DictConfig) -> ClusterConfig:

@@ -14,7 +14,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hpc.config import batch_size, cluster_rules, section_rules, signatures, strategy_rules
+from hpc.config import batch_size, cluster_rules, section_rules, signatures, strategy_rules, trainer_arguments
 from hpc.config.conversion import flatten, to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import cluster_for_job_script
@@ -46,12 +46,13 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     for section in ("model", "data") if needs_data else ("model",):
         section_rules.check_class_named(cfg, section)
     run = to_dataclass(RunConfig, cfg, name="")
+    trainer_arguments.check_trainer_arguments(cfg)
     trainer = to_dataclass(TrainerConfig, cfg.trainer, name="trainer", allow_other_keys=True)
     strategy = to_dataclass(StrategyConfig, cfg.strategy, name="strategy")
+    strategy.lightning = cfg.strategy.lightning
     cluster = cluster_for_job_script(cfg)
     section_rules.check_run(run)
     section_rules.check_trainer(trainer, cluster)
-    section_rules.check_trainer_arguments(cfg.trainer)
     cluster_rules.check_cluster(cluster, cfg)
     section_rules.check_checkpoint(to_dataclass(CheckpointConfig, cfg.checkpoint, name="checkpoint"))
     section_rules.check_faults(to_dataclass(FaultsConfig, cfg.faults, name="faults"), strategy)
@@ -196,7 +197,7 @@ def _find_targets(cfg: DictConfig, sections: Sequence[str]) -> Iterator[tuple[st
     for name in sections:
         if OmegaConf.is_config(cfg[name]):
             node: Any = OmegaConf.to_container(cfg[name], resolve=True)
-            if name == "data" and "_target_" in node:
+            if name == "data" and node.get("_target_"):
                 node = batch_size.with_class_batch_size(node, cfg)
             yield from signatures.find_targets(node, name)
 

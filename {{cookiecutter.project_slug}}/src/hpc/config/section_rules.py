@@ -25,18 +25,11 @@ from hpc.config.sections import (
     StrategyConfig,
     TrainerConfig,
 )
+from hpc.config.trainer_arguments import PRECISIONS
 
 SKIPPING_NEEDS_FUSED = (
     "must not be skip unless the optimizer is fused, as only a fused optimizer can skip an update on the GPU"
 )
-# Arguments of the Trainer that train.py builds, and where the config sets them.
-BUILT_BY_TRAIN = {
-    "logger": "logger= (a logger, a list of them, or null)",
-    "callbacks": "a node for each below callbacks, in a file of configs/callbacks/",
-    "plugins": "trainer.precision= and strategy=",
-    "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
-}
-PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 _SAVES = (
     "The project itself must write the checkpoints, whole or not at all, as it resumes from them",
     "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
@@ -109,7 +102,7 @@ def check_checkpoint(checkpoint: CheckpointConfig) -> None:
 def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
     """Check how the run reacts to failures."""
     require_one_of("faults.nonfinite", faults.nonfinite, choices=["stop", "skip", "rollback"])
-    if faults.nonfinite == "skip" and strategy.name.startswith(("deepspeed", "zero")):
+    if faults.nonfinite == "skip" and strategy.kind == "deepspeed":
         rule = f"must not be skip with strategy={strategy.name}: DeepSpeed owns the optimizer step"
         raise ConfigError("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
     require_positive("faults.hang_minutes", faults.hang_minutes)
@@ -120,7 +113,7 @@ def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
 def check_nonfinite_skip(cfg: DictConfig) -> None:
     """Check that the optimizer of the config can skip an update. One of a module is checked at the first step."""
     optimizer = OmegaConf.select(cfg, "model.optimizer")
-    if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):
+    if cfg.faults.nonfinite == "skip" and isinstance(optimizer, DictConfig) and not optimizer.get("fused"):
         override = "model.optimizer.fused=true"
         fix = f"{override if 'fused' in optimizer else '+' + override}, or faults.nonfinite=rollback"
         raise ConfigError("faults.nonfinite", "skip", SKIPPING_NEEDS_FUSED, fix)
@@ -155,17 +148,10 @@ def check_trainer(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
         raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
 
 
-def check_trainer_arguments(trainer: DictConfig) -> None:
-    """Check that no argument is given which train.py builds itself: this one would be ignored."""
-    for key, fix in BUILT_BY_TRAIN.items():
-        if key in trainer:
-            rule = "must be left out, as train.py builds it from another part of the config"
-            raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
-
-
 def check_class_named(cfg: DictConfig, section: str) -> None:
     """Check that the section of the model or of the data names its class."""
-    if not OmegaConf.select(cfg, f"{section}._target_"):
+    is_own_loaders = section == "data" and "_target_" in cfg.data and cfg.data._target_ is None  # data=none
+    if not OmegaConf.select(cfg, f"{section}._target_") and not is_own_loaders:
         keys = ", ".join(str(key) for key in cfg[section]) or "no keys"
         rule = f"must name its class in the key _target_; it has {keys}"
         fix = f"a line _target_: <package.module.Class> in its file of configs/{section}"

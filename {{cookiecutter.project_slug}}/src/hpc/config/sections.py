@@ -109,9 +109,13 @@ class TrainerConfig:
     check_val_every_n_epoch: int | None = 1
 
 
+# The classes that the Trainer gets, and what rules and plans know of them.
+STRATEGY_KINDS = {"Single": "single", "DDP": "ddp", "FSDP": "fsdp", "DeepSpeed": "deepspeed"}
+
+
 @dataclass
 class StrategyConfig:
-    """The keys of `strategy`. `lightning` is the node of the object that the Trainer gets."""
+    """The keys of `strategy`. `lightning` is the node of the object that the Trainer gets; `name` is a text to show."""
 
     name: str
     tensor_parallel_size: int
@@ -120,6 +124,11 @@ class StrategyConfig:
     compile: bool
     lightning: Any
     blocks: Any = None
+
+    @property
+    def kind(self) -> str:
+        """Return single, ddp, fsdp or deepspeed; of a class of another name, the name of the strategy."""
+        return strategy_kind(self)
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,12 @@ def derive_layout(cfg: DictConfig) -> Layout:
     elif micro_size is not None:
         global_size = micro_size * num_micro_batches
     return Layout(world_size, data_parallel_size, micro_size, global_size, "cuda:0" if is_on_gpu(cfg) else "cpu")
+
+
+def strategy_kind(strategy: Any) -> str:
+    """Return the kind of the section `strategy`, by its class: its name is free text."""
+    class_name = str(strategy.lightning.get("_target_")).rpartition(".")[2]
+    return STRATEGY_KINDS.get(class_name, strategy.name)
 
 
 def is_on_gpu(cfg: DictConfig) -> bool:

@@ -5,10 +5,10 @@ The project's own classes are read from their source. Libraries are imported onc
 the cache is imported later.
 """
 
-import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hpc.config import source_signatures
-from hpc.config.errors import ConfigError, join_key, suggest_key
+from hpc.config.errors import ConfigError, first_line, join_key, make_printable, suggest_key
 from hpc.config.project import CONFIGS, SOURCES, is_project_code
 from hpc.config.source_signatures import Signature
+from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 
 CACHE_FILE = Path(sys.prefix) / "share" / "config-signatures.json"
 
@@ -44,11 +45,11 @@ def read_signature(target: str) -> Signature:
 
 
 def find_targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
-    """Yield every node with a `_target_` below a plain container, as (dotted key, node)."""
+    """Yield every node with a `_target_` that Hydra builds below a plain container, as (dotted key, node)."""
     if isinstance(node, dict):
         if isinstance(node.get("_target_"), str):
             yield prefix, node
-        for key, value in node.items():
+        for key, value in node.items() if node.get("_recursive_") is not False else ():
             yield from find_targets(value, join_key(prefix, str(key)))
     elif isinstance(node, list):
         for index, value in enumerate(node):
@@ -71,10 +72,13 @@ def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
         if name not in signature.parameters and not signature.accepts_any:
             raise unknown_argument_error(key, name, target=target, signature=signature)
         if (annotation := signature.parameters.get(name, "")) and not is_compatible(value, annotation):
-            rule = f"must be of type {annotation}"
-            raise ConfigError(f"{key}.{name}", value, rule, f"{key}.{name}=<{annotation}>")
+            rule, fix = f"must be of type {annotation}", f"{key}.{name}=<{annotation}>"
+            if isinstance(value, str) and re.fullmatch(r"[\d.e+-]+|true|false|null", value):
+                value = repr(value)
+                fix += f"""; of an environment variable '{key}.{name}="${{oc.decode:${{oc.env:NAME}}}}"'"""
+            raise ConfigError(f"{key}.{name}", value, rule, fix)
     missing = [f"{key}.{name}" for name in signature.required if name not in given]
-    if complete and missing and not node.get("_partial_"):
+    if complete and missing and not node.get("_partial_") and not node.get("_args_"):
         rule = f"must be given, as {target} requires {'it' if len(missing) == 1 else 'them'}"
         raise ConfigError(", ".join(missing), None, rule, " ".join(f"{name}=..." for name in missing))
 
@@ -88,6 +92,8 @@ def unknown_argument_error(key: str, name: str, *, target: str, signature: Signa
 
 def is_compatible(value: object, annotation: str) -> bool:
     """Return whether a config value can be of the type that an annotation names; True if that cannot be decided."""
+    if isinstance(value, dict) and "_target_" in value:
+        return True  # Hydra puts the object in its place
     if re.fullmatch(r"Callable(\[.*\])?|(torch\.)?nn\.Module", annotation):
         return isinstance(value, dict)  # a node
     annotation = re.sub(r"list\[\w+\]", "list", annotation)
@@ -105,25 +111,32 @@ def is_compatible(value: object, annotation: str) -> bool:
 
 
 def fill_cache() -> None:
-    """Read the signatures of all targets that the files of configs/ name, so that later checks import nothing."""
+    """Read the signatures of all targets that the files of configs/ name, so that later checks import nothing.
+
+    A file that is no YAML, or names what cannot be found, concerns only a run that uses it.
+    """
     for file in sorted(CONFIGS.rglob("*.yaml")):
-        for _, node in find_targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False)):
-            read_signature(node["_target_"])
+        try:
+            for _, node in find_targets(OmegaConf.to_container(load_yaml(file), resolve=False)):
+                read_signature(node["_target_"])
+        except (ConfigError, *YAML_ERRORS) as error:
+            text = f"note: a run that uses {file} will be rejected: {first_line(error)}"
+            print(make_printable(text), file=sys.stderr)
 
 
 def _import_signature(target: str) -> Signature:
     """Import a class or function of a library, and return its signature."""
-    module, _, name = target.rpartition(".")
     try:
-        target_object: Any = importlib.import_module(module)
-        for part in name.split("."):
-            target_object = getattr(target_object, part)
-        parameters = inspect.signature(target_object).parameters.values()
-    except (ImportError, AttributeError, ValueError) as error:
+        target_object = pkgutil.resolve_name(target)  # also a method of a class
+    except Exception as error:  # other people's code may raise any as it is imported
         fix = "install it or correct the name in configs/"
         if (folder := SOURCES / target.partition(".")[0]).is_dir():  # hidden by an installed package of its name
             fix = f"an empty file {folder / '__init__.py'}, which makes that folder a package of the project"
-        raise ConfigError("_target_", target, f"The class cannot be imported: {error}", fix) from None
+        raise ConfigError("_target_", target, f"The class cannot be imported: {first_line(error)}", fix) from None
+    try:
+        parameters = inspect.signature(target_object).parameters.values()
+    except (ValueError, TypeError):  # written in C, or no callable, as building it will say
+        return Signature({}, [], accepts_any=True)
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(
         {p.name: _annotation_text(p) for p in named},
@@ -133,11 +146,12 @@ def _import_signature(target: str) -> Signature:
 
 
 def _annotation_text(parameter: inspect.Parameter) -> str:
-    """Return an annotation as it is written today, `int | None`; "" if there is none."""
+    """Return an annotation as it is written today, `int | None`, also where only the default is None."""
     text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
     text = text.replace("typing.", "")
     text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
-    return re.sub(r"^Union\[(.*?)\]", lambda match: match.group(1).replace(", ", " | "), text)
+    text = re.sub(r"^Union\[(.*?)\]", lambda match: match.group(1).replace(", ", " | "), text)
+    return source_signatures.with_none(text) if parameter.default is None else text
 
 
 def _package_versions(signatures: dict[str, dict]) -> dict[str, str]:

@@ -35,9 +35,8 @@ def read_source_signature(target: str, library: Callable[[str], Signature]) -> S
         ConfigError: there is no such file or name.
     """
     module, _, name = target.rpartition(".")
-    if not _source_file(module).is_file() and (node := _find_method(module, name)):
-        decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-        return _signature_of_arguments(node.args, skip=0 if "staticmethod" in decorators else 1)
+    if not _source_file(module).is_file() and (method := _method_signature(module, name, library)):
+        return method
     origin = _origin(module, name) or target
     if not is_project_code(origin):
         return library(origin)
@@ -75,12 +74,17 @@ def _filled_in_super(init: ast.FunctionDef | None) -> set[str]:
 
 
 def _signature_of_fields(node: ast.ClassDef) -> Signature:
-    """Return the signature of a class without `__init__`: the fields of a dataclass, or whatever its base accepts."""
-    if not node.decorator_list:
+    """Return the signature of a class without `__init__`: the fields of a dataclass, or whatever its base accepts.
+
+    Other decorators, as those of registries, leave the arguments of a class as they are.
+    """
+    decorators = [ast.unparse(d).partition("(")[0].rpartition(".")[2] for d in node.decorator_list]
+    if "dataclass" not in decorators:
         return Signature({}, [], accepts_any=True)
-    fields = [f for f in node.body if isinstance(f, ast.AnnAssign)]
+    fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and "ClassVar" not in ast.unparse(f.annotation)]
     annotated = {ast.unparse(f.target): ast.unparse(f.annotation) for f in fields}
-    return Signature(annotated, [ast.unparse(f.target) for f in fields if f.value is None])
+    required = [ast.unparse(f.target) for f in fields if f.value is None]
+    return Signature(annotated, required, accepts_any=bool(node.bases))  # it has the fields of its bases, too
 
 
 def _first_base_signature(
@@ -104,11 +108,16 @@ def _first_base_signature(
 
 def _base_signature(base: str, module: str, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
     """Return the signature of the base class that a module calls `base`; None if it cannot be looked up."""
-    first, *rest = base.split(".")
-    target = ".".join([_origin(module, first) or first, *rest])
+    target = _base_target(base, module)
     if is_project_code(target):
         return read_source_signature(target, library)
     return library(target) if follow and "." in target else None
+
+
+def _base_target(base: str, module: str) -> str:
+    """Return the dotted name of the class that a module calls `base`."""
+    first, *rest = base.split(".")
+    return ".".join([_origin(module, first) or first, *rest])
 
 
 def _signature_of_arguments(arguments: ast.arguments, skip: int) -> Signature:
@@ -119,7 +128,15 @@ def _signature_of_arguments(arguments: ast.arguments, skip: int) -> Signature:
     required += [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
     named = [*positional, *arguments.kwonlyargs]
     annotations = {a.arg: ast.unparse(a.annotation) if a.annotation else "" for a in named}
+    defaults = zip(reversed(named), reversed([*arguments.defaults, *arguments.kw_defaults]), strict=False)
+    is_none = {a.arg for a, default in defaults if isinstance(default, ast.Constant) and default.value is None}
+    annotations |= {name: with_none(annotations[name]) for name in is_none}
     return Signature(annotations, required, arguments.kwarg is not None)
+
+
+def with_none(annotation: str) -> str:
+    """Return the annotation of a parameter whose default is None, as in `width: int = None`: None is accepted, too."""
+    return f"{annotation} | None" if annotation and "None" not in annotation else annotation
 
 
 def _members(node: ast.ClassDef) -> list[str]:
@@ -177,14 +194,25 @@ def _is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _find_method(class_path: str, name: str) -> ast.FunctionDef | None:
-    """Return a method of one of the project's own classes; None if there is no such class or method."""
+def _method_signature(class_path: str, name: str, library: Callable[[str], Signature]) -> Signature | None:
+    """Return the signature of a method of one of the project's own classes, or of its bases; None if there is none."""
     module, _, class_name = class_path.rpartition(".")
     if not module or not _source_file(module).is_file():
         return None
     origin = _origin(module, class_name) or ""
-    definition = _find_definition(*origin.rsplit(".", 1)) if is_project_code(origin) else None
-    return next((n for n in getattr(definition, "body", ()) if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    if not is_project_code(origin):
+        return library(f"{origin}.{name}") if origin else None
+    definition = _find_definition(*origin.rsplit(".", 1))
+    for node in getattr(definition, "body", ()):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            return _signature_of_arguments(node.args, skip=0 if "staticmethod" in decorators else 1)
+    for base in getattr(definition, "bases", ()):
+        target = _base_target(ast.unparse(base), origin.rpartition(".")[0])
+        method = _method_signature(target, name, library) if is_project_code(target) else library(f"{target}.{name}")
+        if method:
+            return method
+    return None
 
 
 def _is_set(module: str, name: str) -> bool:

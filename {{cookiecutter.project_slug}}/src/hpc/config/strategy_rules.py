@@ -19,16 +19,16 @@ def check_strategy(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: Dic
     """Check sizes, precision, and what DeepSpeed and the callbacks need."""
     world_size = trainer.num_nodes * (trainer.devices or 1)
     require_at_least("strategy.tensor_parallel_size", strategy.tensor_parallel_size, minimum=1)
-    if strategy.name == "single" and world_size > 1:
+    if strategy.kind == "single" and world_size > 1:
         name, number = ("num_nodes", trainer.num_nodes) if trainer.num_nodes > 1 else ("devices", trainer.devices)
         rule = "must be 1 with strategy=single, which trains on one device"
         raise ConfigError(f"trainer.{name}", number, rule, f"trainer.{name}=1, or strategy=ddp")
     _check_tensor_parallel_size(strategy, trainer, world_size=world_size)
-    if strategy.name in ("fsdp", "tensor_parallel") and trainer.precision == "16-mixed":
+    if strategy.kind == "fsdp" and trainer.precision == "16-mixed":
         # Shards would have to agree on the loss scale, which Lightning 2.6 does not do for FSDP2.
         rule = f"must be one of 32-true, 64-true, bf16-mixed, bf16-true, 16-true with strategy={strategy.name}"
         raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
-    if strategy.name.startswith(("deepspeed", "zero")):
+    if strategy.kind == "deepspeed":
         _check_deepspeed(strategy, trainer, cfg=cfg)
     _check_weight_callbacks(strategy, cfg=cfg)
 
@@ -47,7 +47,7 @@ def check_model_network(strategy: StrategyConfig, cfg: DictConfig) -> None:
 
 def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig, *, world_size: int) -> None:
     key, size = "strategy.tensor_parallel_size", strategy.tensor_parallel_size
-    if size > 1 and strategy.name not in ("fsdp", "tensor_parallel"):
+    if size > 1 and strategy.kind != "fsdp":
         raise ConfigError(key, size, f"must be 1 with strategy={strategy.name}", "strategy=fsdp")
     if world_size % size:
         sizes = f"{trainer.num_nodes} nodes * {trainer.devices} devices = {world_size}"
@@ -58,10 +58,10 @@ def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig
 def _check_weight_callbacks(strategy: StrategyConfig, *, cfg: DictConfig) -> None:
     """Check the strategy of callbacks that freeze weights, or average them."""
     for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
-        if node["_target_"].endswith("Finetuning") and strategy.name.startswith(("deepspeed", "zero")):
+        if node["_target_"].endswith("Finetuning") and strategy.kind == "deepspeed":
             rule = "must be used without DeepSpeed: DeepSpeed trains no parameters that are released later"
             raise ConfigError(key, None, rule, f"strategy=ddp or fsdp, or {key}=null")
-        if node["_target_"].endswith("WeightAveraging") and strategy.name not in ("single", "ddp"):
+        if node["_target_"].endswith("WeightAveraging") and strategy.kind not in ("single", "ddp"):
             rule = f"must be used with strategy=single or ddp, not {strategy.name}: it averages whole weights"
             raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")
 

@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc.config.errors import ConfigError, join_key
+from hpc.config.errors import ConfigError, join_key, make_printable
 from hpc.config.project import CONFIGS, HPC, PROJECT, researcher_packages
+from hpc.system import former_names
 
 TRUSTED_FILE = CONFIGS / "trusted.yaml"
 # Parts of trusted packages that start programs or execute what they read. trusted.yaml cannot allow them.
@@ -39,7 +40,20 @@ TRUSTED_IF_NAMED = (
 # Resolvers that make nodes from text, or whose own name is computed: `reject_untrusted` cannot see such nodes.
 # All other resolvers lead to nodes that are checked where they stand.
 NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
-TARGET_LINES = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
+TARGETS = re.compile(r"""(?<![\w.])_(target|check)_["']?[ \t]*:[ \t]*["']?(?!null\b)([\w.]+)""")
+# Classes of data, which do nothing else when they are built.
+PLAIN_CLASSES = {f"builtins.{kind.__name__}" for kind in (bool, int, float, complex, str, list, tuple, dict, set)}
+PLAIN_CLASSES |= {"builtins.frozenset", "builtins.range", "builtins.slice", "types.SimpleNamespace"}
+
+
+def print_untrusted(cfg: DictConfig) -> None:
+    """Print a note at the first start of a run if a resume would reject what its config builds."""
+    try:
+        _reject_untrusted(cfg, Path(cfg.run_dir))
+    except ConfigError as error:
+        rule = error.rule.partition(": this comes")[0]
+        note = f"{error.key}={error.value} is built in this run, but {rule} before it can be resumed"
+        print(f"note: {make_printable(note)}. Try: {make_printable(error.fix)}", flush=True)
 
 
 def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
@@ -50,41 +64,49 @@ def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
     Raises:
         ConfigError: the first that is neither.
     """
-    if _is_snapshot_of(run_dir):
-        return
-    for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False)):
+    if not _is_snapshot_of(run_dir):
+        _reject_untrusted(cfg, run_dir)
+
+
+def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
+    for key, value in leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
         if isinstance(value, str) and NODE_MAKING_RESOLVERS.search(value):
             rule = "must not create nodes from text or compute names: this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
-        if kind in ("_target_", "_check_") and (rule := _broken_rule(value, kind)):
+        is_built = kind in ("_target_", "_check_") and value is not None
+        if is_built and (rule := broken_rule(value, kind)):
+            rule += ": this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)
 
 
-def _broken_rule(value: Any, kind: str) -> str:
+def broken_rule(value: Any, kind: str) -> str:
     """Return the rule that forbids to build this `_target_`, or to call this `_check_`; "" if none does."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value, re.ASCII):
         return "must be the dotted name of a class"
+    if value in PLAIN_CLASSES:
+        return ""
+    value = former_names.present_name(value)
     if not _is_below(value, trusted_packages()):
-        return f"must be in a trusted package ({', '.join(trusted_packages())}): this comes from a run directory"
+        return f"must be in a trusted package ({', '.join(trusted_packages())})"
     if _is_below(value, NEVER_TRUSTED):
-        return "must not start programs or execute what it reads: this comes from a run directory"
+        return "must not start programs or execute what it reads"
     if value in names_in_configs()[kind]:
         return ""
     if kind == "_check_" or _is_below(value, TRUSTED_IF_NAMED) or "._" in value:
-        return "must be named by a file of configs/: this comes from a run directory"
+        return "must be named by a file of configs/"
     module, _, name = value.rpartition(".")
     try:  # Hydra would follow any attribute, but torch.nn.parallel.distributed.os, for example, is no module of torch.
         target = getattr(import_module(module), name, None)
     except Exception as error:  # importing a trusted package can fail in any way
         return f"cannot be imported: {type(error).__name__}"
     if not isinstance(target, type):
-        return "must be a class, or named by a file of configs/: this comes from a run directory"
+        return "must be a class, or named by a file of configs/"
     full_name = f"{target.__module__}.{target.__name__}"
     if not _is_below(target.__module__, trusted_packages()) or _is_below(full_name, NEVER_TRUSTED):
-        return f"must be defined in a trusted package, not in {target.__module__}: this comes from a run directory"
+        return f"must be defined in a trusted package, not in {target.__module__}"
     if _is_below(full_name, TRUSTED_IF_NAMED):
-        return f"must be named by a file of configs/, as {full_name} may touch files: this comes from a run directory"
+        return f"must be named by a file of configs/, as {full_name} may touch files"
     return ""
 
 
@@ -109,17 +131,18 @@ def trusted_packages() -> tuple[str, ...]:
 def names_in_configs() -> dict[str, set[str]]:
     """Return the names in the files of configs/, those of `_target_` and those of `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
-    for file in CONFIGS.rglob("*.yaml"):
-        for kind, name in TARGET_LINES.findall(file.read_text(encoding="utf-8", errors="replace")):
-            names[f"_{kind}_"].add(name)
+    for file in filter(Path.is_file, CONFIGS.rglob("*.yaml")):
+        text = re.sub(r"(?m)(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"))
+        for kind, name in TARGETS.findall(text):
+            names[f"_{kind}_"].add(former_names.present_name(name))
     return names
 
 
-def _leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Return all leaves of a plain container with their dotted keys. A `_target_` or `_check_` counts as one leaf."""
     if isinstance(node, dict | list) and prefix.rpartition(".")[2] not in ("_target_", "_check_"):
         entries = node.items() if isinstance(node, dict) else enumerate(node)
-        return [leaf for key, value in entries for leaf in _leaves(value, join_key(prefix, str(key)))]
+        return [leaf for key, value in entries for leaf in leaves(value, join_key(prefix, str(key)))]
     return [(prefix, node)]
 
 

@@ -7,8 +7,10 @@ import re
 import sys
 import tomllib
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution, version
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from hpc.config.project import PROJECT
@@ -40,13 +42,19 @@ class InstalledPackage:
 
     def is_supported(self) -> bool:
         """Return whether the release is in the range: 2.13.0+cu126 and 2.13.0a0+nv25.12 are builds of 2.13.0."""
-        try:
-            from packaging.specifiers import SpecifierSet
-        except ImportError:  # in an environment that has only pip yet
-            from pip._vendor.packaging.specifiers import SpecifierSet
+        return _is_in_range(self.version, self.supported)
 
-        release = re.match(r"\d+(\.\d+)*", self.version)
-        return release is not None and SpecifierSet(self.supported).contains(release[0])
+
+def _is_in_range(installed: str, supported: str) -> bool:
+    release = re.match(r"\d+(\.\d+)*", installed)
+    return release is not None and _import_packaging("specifiers").SpecifierSet(supported).contains(release[0])
+
+
+def _import_packaging(name: str) -> Any:
+    try:
+        return import_module(f"packaging.{name}")
+    except ImportError:  # in an environment that has only pip yet
+        return import_module(f"pip._vendor.packaging.{name}")
 
 
 def read_requirements() -> list[str]:
@@ -61,9 +69,31 @@ def read_extra(name: str) -> list[str]:
     return _read_project_table()["optional-dependencies"][name]
 
 
-def _read_project_table() -> dict[str, Any]:
-    with (PROJECT / "pyproject.toml").open("rb") as file:
+def _read_project_table(code: Path = PROJECT) -> dict[str, Any]:
+    with (code / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["project"]
+
+
+def unmet_requirements(code: Path) -> list[tuple[str, str | None]]:
+    """Return the dependencies in the pyproject.toml of `code` that are missing, or installed in another version.
+
+    Extras are left out, as not every run needs them.
+
+    Returns:
+        Each requirement, such as "einops>=0.8", and the version that is installed, or None.
+    """
+    unmet: list[tuple[str, str | None]] = []
+    for text in _read_project_table(code).get("dependencies", []):
+        requirement = _import_packaging("requirements").Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            unmet.append((text, None))
+        else:
+            unmet += [] if _is_in_range(installed, str(requirement.specifier)) else [(text, installed)]
+    return unmet
 
 
 def is_requirement_of(requirement: str, package: str) -> bool:

@@ -96,9 +96,10 @@ class ShardsDataLoaders:
     def _check_evaluation_loaders(self, trainer: Any) -> None:
         """Reject loaders of validation and test before training, if they can be created by then."""
         limits = {"val": trainer.limit_val_batches, "test": trainer.limit_test_batches}
-        for split in (split for split, limit in limits.items() if limit and trainer.datamodule is not None):
+        data = getattr(trainer, "datamodule", None)
+        for split in (split for split, limit in limits.items() if limit and data is not None):
             try:
-                created = getattr(trainer.datamodule, f"{split}_dataloader")()
+                created = getattr(data, f"{split}_dataloader")()
                 loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
             except ConfigError:
                 raise

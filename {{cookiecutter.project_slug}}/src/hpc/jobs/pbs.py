@@ -85,7 +85,7 @@ def _node_functions(job: Job) -> list[str]:
     if not job.container:
         lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
         note = "  # without the cluster's setup lines, which ran before" if job.setup else ""
-        lines += [f"CLUSTER='' source \"$code/env.sh\" || exit 1{note}"]
+        lines += [f"CLUSTER='' source \"$code/env.sh\" || exit 2{note}"]
         if job.stage_env and job.node_local and job.venv:
             # Each node reads one large file, instead of each rank many small ones.
             lines += [f'local here="{job.node_local}/env-$id"']

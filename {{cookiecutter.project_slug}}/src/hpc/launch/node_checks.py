@@ -27,6 +27,19 @@ AGREEMENT_FIXES = {
 }
 
 
+def count_auto_devices(cfg: DictConfig) -> None:
+    """Set trainer.accelerator=auto and trainer.devices=auto to what this machine has. Modifies cfg."""
+    trainer = cfg.trainer
+    if "auto" not in (trainer.accelerator, trainer.devices):
+        return
+    import torch
+
+    if trainer.accelerator == "auto":
+        trainer.accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    if trainer.devices == "auto":
+        trainer.devices = max(torch.cuda.device_count(), 1) if trainer.accelerator == "gpu" else 1
+
+
 def check_launch(cfg: DictConfig, place: Placement, *, environ: Mapping[str, str]) -> None:
     """Check that the launch is the one that the config asks for. The environment decides, so every rank decides alike.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from hpc.config import compose, preflight
+from hpc.config import command_parser, compose, preflight
 from hpc.config.errors import ConfigError
 from hpc.run import command_line
 
@@ -17,7 +17,7 @@ DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]
 
 def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
     """Return overrides and options of a command line. The overrides of a new measurement include the defaults."""
-    parser = compose.make_parser(description)
+    parser = command_parser.make_parser(description)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the job and print its table")
     arguments = parser.parse_intermixed_args(argv)
@@ -30,7 +30,7 @@ def with_defaults(overrides: Sequence[str]) -> list[str]:
     """Add the defaults, and a global batch that is divisible by the number of ranks."""
     words = [*DEFAULTS, *overrides]
     trainer = compose.compose_overrides(words).trainer
-    if any(word.startswith("data.global_batch_size=") for word in words) or not trainer.devices:
+    if any(word.startswith("data.global_batch_size=") for word in words) or not isinstance(trainer.devices, int):
         return words
     size = trainer.num_nodes * trainer.devices * trainer.accumulate_grad_batches
     return [*words, f"data.global_batch_size={size}"]

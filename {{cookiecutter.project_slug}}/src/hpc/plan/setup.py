@@ -4,11 +4,8 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from hpc.config.sections import derive_layout, is_on_gpu
+from hpc.config.sections import derive_layout, is_on_gpu, strategy_kind
 
-# By the name of the strategy. A strategy that is not listed keeps everything on every rank.
-SHARDING = {"fsdp": "fsdp", "tensor_parallel": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2"}
-SHARDING |= {"deepspeed_zero3": "zero3", "zero3_offload": "zero3"}
 BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word of trainer.precision
 
 
@@ -62,6 +59,8 @@ class ParallelLayout:
 def setup_from_config(cfg: DictConfig) -> ParallelLayout:
     """Return the setup of a checked config."""
     strategy, trainer = cfg.strategy, cfg.trainer
+    kind = strategy_kind(strategy)  # all but these two keep everything on every rank
+    sharding = {"fsdp": "fsdp", "deepspeed": f"zero{strategy.lightning.get('stage', 2)}"}.get(kind, "none")
     has_overlap = strategy.lightning.get("overlap_comm")
     return ParallelLayout(
         nodes=trainer.num_nodes,
@@ -69,7 +68,7 @@ def setup_from_config(cfg: DictConfig) -> ParallelLayout:
         micro_batch=derive_layout(cfg).micro_batch_size or 0,
         accumulate=trainer.accumulate_grad_batches,
         tensor_parallel=strategy.tensor_parallel_size,
-        sharding=SHARDING.get(strategy.name, "none"),
+        sharding=sharding,
         precision=str(trainer.precision),
         checkpointing=strategy.activation_checkpointing,
         compile=strategy.compile,
@@ -77,5 +76,5 @@ def setup_from_config(cfg: DictConfig) -> ParallelLayout:
         bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(has_overlap)),
         overlap=strategy.lightning.get("overlap_comm", True),
         accelerated=is_on_gpu(cfg),
-        single=strategy.name == "single",
+        single=kind == "single",
     )

@@ -83,6 +83,8 @@ def _data_request(cfg: DictConfig) -> tuple[dict[str, Any] | None, str]:
     """Return the node of the data with which the module is traced, or None and why there is none."""
     if unset := [key for key in unset_keys(cfg) if key.startswith("data.")]:
         return None, f"{', '.join(unset)} has no value"
+    if cfg.data.get("_target_") is None:
+        return None, "the module brings its own loaders (data=none)"
     node = with_class_batch_size(strip_check_keys(cfg.data), cfg)
     return node, ""
 

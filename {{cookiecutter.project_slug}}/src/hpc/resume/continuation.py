@@ -26,6 +26,9 @@ def state_to_save(
         random_at_start: random state with which the module's own `on_train_start` was called.
     """
     place = position.current_position(trainer)
+    changed = attributes.find_changed(trainer, module, initial=initial.attributes or {})
+    if trainer.is_global_zero:
+        attributes.print_unsaved(changed, initial.named_unsaved)
     buffers = trainer.strategy.differing_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
     return {
         "position": place,
@@ -36,7 +39,7 @@ def state_to_save(
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": accumulated_gradients.state(module),
             "attributes": [
-                *attributes.find_changed(trainer, module, initial=initial.attributes or {}),
+                *changed,
                 *attributes.buffers_as_changed(buffers),
             ],
             "settings": trainer_settings.find_changed(trainer, initial.settings),

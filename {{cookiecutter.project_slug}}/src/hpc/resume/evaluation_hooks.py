@@ -9,12 +9,14 @@ from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume.step_boundary import StepBoundary
 from hpc.run.signals import SignalState
 from hpc.run.watchdog import Watchdog
+from hpc.training.attempt import Attempt
 from hpc.training.predictions import PredictionWriter
 
 
 class StopsEvaluations(L.Callback):
     """The part of the callback Resume that belongs to evaluations; evaluation_stop.py decides when they stop."""
 
+    run: Attempt
     boundary: StepBoundary
     signals: SignalState
     watch: Watchdog
@@ -57,7 +59,9 @@ class StopsEvaluations(L.Callback):
         self.watch.report_progress(trainer.global_step, "validating")
 
     def on_test_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.run.has_started_training = True
         self.watch.report_progress(trainer.global_step, "testing")
 
     def on_predict_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.run.has_started_training = True
         self.watch.report_progress(trainer.global_step, "predicting")

@@ -20,6 +20,7 @@ class InitialValues:
         self._before_sanity_check: attributes.InitialAttributes = {}
         # A resumed run makes no sanity check, so what that check has changed must be saved.
         self._changed_by_sanity_check: set[attributes.Place] = set()
+        self.named_unsaved: set[str] = set()  # attributes that a checkpoint cannot hold, and of which a warning says so
 
     def record_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._at_fit_start = attributes.record_initial(trainer, module)

@@ -77,7 +77,6 @@ class Resume(StopsEvaluations):
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        unsupported.reject_lazy_layers(pl_module)
         self.initial.record_fit_start(trainer, pl_module)
         self._weight_names = unsupported.weight_names(trainer)
 

@@ -13,6 +13,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpc.checkpoint import load_hooks, weights
+from hpc.checkpoint.strategy_state import CheckpointMixin
+from hpc.config import freezing, trust
 from hpc.config.batch_size import describe_batch_size
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
@@ -23,7 +25,7 @@ from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
-from hpc.training import loggers, predictions, record, secret_values, step_overhead, strategies
+from hpc.training import loggers, predictions, record, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
@@ -50,14 +52,21 @@ def make_trainer(
         predictions.require_predict_hooks(module, data)
     if run.process.is_reporting_rank:
         print(describe_batch_size(cfg), flush=True)
-    secret_values.hide_secrets(cfg, module, data)
+        if not run.checkpoint:
+            trust.print_untrusted(cfg)
     ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
+    if ckpt and not run.checkpoint and run.process.is_reporting_rank:
+        print(f"weights of {ckpt}", flush=True)
     if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
         weights.load(module, ckpt)
     elif ckpt and not run.checkpoint:
         rest = load_hooks.load_trained(module, Path(ckpt))
-    run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
+    run_loggers = []
+    if not cfg.trainer.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
+        run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
+    references = freezing.map_values_to_references(cfg)
+    loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
     data_state = rest.get(type(data).__qualname__)
@@ -75,6 +84,7 @@ def make_trainer(
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
+    trainer.strategy.references = references  # type: ignore[attr-defined]
     strategy = cfg.strategy
     trainer.strategy.changes = ModuleChanges(  # type: ignore[attr-defined]
         blocks=strategy.blocks,
@@ -93,16 +103,23 @@ def make_trainer(
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
+    if run.cfg.trainer.get("enable_progress_bar") is False:
+        callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    return build(
+    trainer = build(
         {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
         plugins=[_cluster_environment(run.process.place), *precision_plugins],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
+        _convert_="all",  # it wants lists
     )
+    if not isinstance(trainer.strategy, CheckpointMixin):
+        rule = "must name a strategy that saves and resumes a run"
+        raise ConfigError("strategy.lightning._target_", type(trainer.strategy).__name__, rule, "strategy=ddp")
+    return trainer
 
 
 def _cluster_environment(place: Placement) -> ClusterEnvironment:
@@ -125,7 +142,9 @@ def _reject_other_kinds(cfg: Any, module: object, data: object) -> None:
     if not isinstance(module, L.LightningModule):
         is_former = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
         rule = "must make a lightning.LightningModule"
-        fix = "import lightning.pytorch as pl, in place of pytorch_lightning" if is_former else "model=<another one>"
+        fix = "model=<another one>"
+        if is_former:
+            fix = "import hpc before pytorch_lightning, which then is lightning.pytorch"
         raise ConfigError("model._target_", cfg.model["_target_"], rule, fix)
     if isinstance(data, L.LightningModule):
         rule = "must make data, such as a lightning.LightningDataModule, and no module"

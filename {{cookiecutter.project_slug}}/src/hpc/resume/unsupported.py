@@ -9,14 +9,12 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
-from torch.nn.parameter import is_lazy
-from torch.optim import LBFGS
 
 from hpc.checkpoint import weights
+from hpc.checkpoint.optimizer_states import keeps_whole_state
 from hpc.config.errors import ConfigError
 from hpc.config.section_rules import UNSUPPORTED_CALLBACKS
 from hpc.data.position import micro_batches_per_step
-from hpc.training.shown_names import join_names
 
 
 def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
@@ -63,15 +61,6 @@ def weight_names(trainer: L.Trainer) -> set[str]:
     return set(trainer.strategy.lightning_module_state_dict())
 
 
-def reject_lazy_layers(module: L.LightningModule) -> None:
-    """Raise `ConfigError` for layers that get their sizes only from the first batch: no checkpoint fits them before."""
-    named_weights = [*module.named_parameters(), *module.named_buffers()]
-    if lazy := [name for name, weight in named_weights if is_lazy(weight)]:
-        rule = "Layers must have their sizes before training begins, or no checkpoint could be loaded"
-        fix = "a layer that is not lazy, such as torch.nn.Linear, or one call of the network in __init__"
-        raise ConfigError("model", join_names(lazy), rule, fix)
-
-
 def reject_changed_names(trainer: L.Trainer, before: set[str]) -> None:
     """Raise `ConfigError` if weights were added or removed since a checkpoint would have been loaded."""
     if changed := sorted(weight_names(trainer) ^ before):
@@ -87,15 +76,12 @@ def _has_incomplete_step(trainer: L.Trainer) -> bool:
     return math.isfinite(num_batches) and num_batches % trainer.accumulate_grad_batches != 0
 
 
-def _describe_other_state(trainer: L.Trainer) -> str:
-    """Return the optimizers that keep state outside `state`, e.g. one that wraps another; "" if there is none."""
-    if isinstance(trainer.strategy, DeepSpeedStrategy):  # it saves the whole state of its own optimizers
+def _describe_whole_state(trainer: L.Trainer) -> str:
+    """Return the optimizers whose state cannot be cut, if ranks hold parts of the parameters; "" for none."""
+    if not isinstance(trainer.strategy, ModelParallelStrategy):  # DeepSpeed saves the states of its own optimizers
         return ""
-    saved_keys = {"state", "param_groups"}
-    other_keys = {
-        type(optimizer).__name__: sorted(optimizer.state_dict().keys() - saved_keys) for optimizer in trainer.optimizers
-    }
-    return "; ".join(f"{name} ({', '.join(keys)})" for name, keys in other_keys.items() if keys)
+    kinds = {type(o).__name__ for o in trainer.optimizers if keeps_whole_state(getattr(o, "_optimizer", o))}
+    return ", ".join(sorted(kinds))
 
 
 def _describe_foreign_parameters(trainer: L.Trainer) -> str:
@@ -179,18 +165,11 @@ RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
         "def load_state_dict(self, state_dict, strict=True, assign=False)",
     ),
     (
-        lambda trainer: any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers),
+        _describe_whole_state,
         "model.optimizer",
-        lambda trainer: "LBFGS",
-        "An optimizer must keep its state per parameter",
-        "another optimizer",
-    ),
-    (
-        lambda trainer: _describe_other_state(trainer),
-        "model.optimizer",
-        lambda trainer: _describe_other_state(trainer),
-        "An optimizer must keep its whole state per parameter, in `state`",
-        "another optimizer",
+        _describe_whole_state,
+        "An optimizer must keep its whole state per parameter, in `state`, where ranks hold parts of the parameters",
+        "strategy=ddp, or another optimizer",
     ),
     (
         lambda trainer: _describe_foreign_parameters(trainer),

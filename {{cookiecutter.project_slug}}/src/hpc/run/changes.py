@@ -115,8 +115,11 @@ def _reject_changed_key(old: DictConfig, new: DictConfig, *, run_dir: Path) -> N
     allow = f"{change} {ALLOW_KEY}=[{key}] to change it on purpose, or "
     if key in NEVER_ALLOWED:
         allow = ""
-    new_run = f"{change} ckpt=" if key != "ckpt" else "ckpt="
-    fix = f"{keep}, or {allow}a new run from its weights: {new_run}{run_dir}/checkpoints/last.ckpt"
+    last = run_dir / "checkpoints/last.ckpt"
+    new_run = f"a new run from its weights: {f'{change} ' * (key != 'ckpt')}ckpt={last}"
+    if not last.exists():
+        new_run = "a new run, without resume= and in another directory"
+    fix = f"{keep}, or {allow}{new_run}"
     raise ConfigError(key, value, rule, fix)
 
 

@@ -1,15 +1,14 @@
 """The config of one command line: of a new run, or of a run that is resumed."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config import trust
-from hpc.config.compose import compose_overrides, make_parser, select_overrides
+from hpc.config import command_parser, trust
+from hpc.config.compose import compose_overrides, select_overrides
 from hpc.config.errors import ConfigError
 from hpc.run import changes, frozen_config, restarts
 from hpc.system import home
@@ -17,7 +16,7 @@ from hpc.system import home
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
     """Return the config for the command line of one run. Raises `ConfigError`."""
-    argument_parser = make_parser(description)
+    argument_parser = command_parser.make_parser(description)
     argument_parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     arguments = argument_parser.parse_intermixed_args(argv)
     if arguments.multirun:
@@ -32,15 +31,15 @@ def compose_parsed(arguments: argparse.Namespace) -> DictConfig:
     Raises:
         ConfigError: a group, choice, key or value that the configs do not have; a run that cannot be resumed like this.
     """
+    command_parser.print_info(arguments)
     run_dir, words = resume_directory(arguments.overrides), select_overrides(arguments.overrides)
     cfg = compose_resumed(run_dir, words) if run_dir else compose_overrides(words)
     if arguments.cfg:
         try:
-            print(OmegaConf.to_yaml(cfg, resolve=arguments.resolve), end="")
+            command_parser.print_config(cfg, arguments)
         except OmegaConfBaseException as error:
             rule = f"cannot be used here: {str(error).splitlines()[0]}"
             raise ConfigError("--resolve", None, rule, "--cfg job without --resolve") from None
-        sys.exit(0)
     if run_dir:
         restarts.reject_finished(run_dir, cfg)
     elif cfg.resume_allow:

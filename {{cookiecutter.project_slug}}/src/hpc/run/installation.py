@@ -1,12 +1,14 @@
 """The project's virtual environment: created for env.sh, and complete, perhaps packed, before a job is submitted.
 
 To create or complete it: python -sPm hpc.run.installation VENV. The Python that runs this becomes the environment's. It
-may have no packages, so this imports the standard library only.
+may have no packages, so this imports the standard library only. In a job, which installs nothing, the environment's
+Python checks it instead: python -sPm hpc.run.installation --check.
 """
 
 import fcntl
 import os
 import pwd
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpc.config import versions
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, ExitCode
 from hpc.config.project import PROJECT, SOURCES, project_name
 
 PINNED, SITE = "pinned", "site"  # values of VERSIONS
@@ -54,6 +56,45 @@ def completion_marker(venv: Path, mode: str, *, code: Path) -> bytes:
     return b"\n".join([os.fsencode(venv), mode.encode(), *files])
 
 
+def check_for_job() -> int:
+    """Print what this environment lacks for the code beside this package, and return the exit code of the job.
+
+    After a job was queued, its owner may have changed the environment for newer code. The job runs nevertheless, unless
+    a package is missing, or torch or lightning is outside the range that its code supports.
+    """
+    unmet = versions.unmet_requirements(PROJECT)
+    for requirement, installed in unmet:
+        if not _stops_job(requirement, installed):
+            _print(f"note: {PROJECT} was made for {requirement}, and {sys.prefix} has {installed} by now")
+    if not (needed := [text for text, installed in unmet if _stops_job(text, installed)]):
+        return ExitCode.DONE
+    _print(f"{_lack_sentence(needed)}. Try: {_pip_command(needed, PROJECT)}; then submit the run again")
+    return ExitCode.REJECTED
+
+
+def reject_incomplete_environment(code: Path) -> None:
+    """Raise `ConfigError` if this environment, which may have changed meanwhile, cannot run a copy of the code."""
+    needed = [text for text, installed in versions.unmet_requirements(code) if _stops_job(text, installed)]
+    if needed:
+        fix = f"{_pip_command(needed, code)}; then submit again"
+        raise ConfigError("VENV", sys.prefix, _lack_sentence(needed), fix)
+
+
+def _stops_job(requirement: str, installed: str | None) -> bool:
+    is_ranged = any(versions.is_requirement_of(requirement, name) for name in versions.PACKAGES)
+    return installed is None or is_ranged
+
+
+def _lack_sentence(requirements: list[str]) -> str:
+    return f"{sys.prefix} does not meet {', '.join(requirements)}, which this code needs, and a job installs nothing"
+
+
+def _pip_command(requirements: list[str], code: Path) -> str:
+    """Return the command that installs these packages, in a pinned environment in the versions that `code` pins."""
+    pins = [] if _site_folders_file(Path(sys.prefix)).exists() else ["-c", str(code / "constraints.txt")]
+    return shlex.join([f"{sys.prefix}/bin/python", "-m", "pip", "install", *pins, *requirements])
+
+
 def reject_unsuitable_environment(venv: Path, code: Path) -> None:
     """Check that a job could use this environment, as it installs nothing.
 
@@ -81,7 +122,7 @@ def pack_environment(venv: Path) -> None:
     """
     packed, temporary = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
     # pip changes the last two as well.
-    changed = [venv / f".complete-{project_name()}", venv / "bin", *venv.glob("lib/python*/site-packages")]
+    changed = [*venv.glob(".complete-*"), venv / "bin", *venv.glob("lib/python*/site-packages")]
     if packed.exists() and packed.stat().st_mtime >= max(path.stat().st_mtime for path in changed):
         return
     print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
@@ -211,4 +252,6 @@ def _print(sentence: str) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(check_for_job())
     sys.exit(main(Path(sys.argv[1]), os.environ.get("VERSIONS", "")))

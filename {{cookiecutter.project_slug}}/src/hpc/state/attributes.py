@@ -6,7 +6,7 @@ the others are what the config has built, and a resumed run may build them other
 that cannot be saved, the resumed run warns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,8 +25,9 @@ ChangedAttributes = Sequence[tuple[str, str, Any]]  # owner, name, plain form
 InitialAttributes = dict[Place, Any]  # a fingerprint by place
 ITSELF = "itself"  # in place of an attribute's name
 WARNINGS = {
-    plain_forms.NOT_KEPT: "a checkpoint cannot hold these attributes, so they start anew",
-    plain_forms.NOT_SEEN: "these attributes start anew, and nobody can see whether training had changed them",
+    plain_forms.NOT_KEPT: "a checkpoint cannot hold these attributes, so they start anew in a resumed run",
+    plain_forms.NOT_SEEN: "these attributes start anew in a resumed run, and nobody can see whether training changes "
+    "them",
 }
 STRUCTURE_WARNING = "training had changed these layers and hooks, which a checkpoint does not hold, so they start anew"
 
@@ -103,12 +104,32 @@ def _print_restored(restored: list[str], lost: Mapping[str, Mapping[str, None]],
     if restored:
         print(f"train: these attributes are restored from the checkpoint: {', '.join(restored)}", flush=True)
     for form, names in lost.items():
-        if names:
-            fix = "Try: a state_dict() of your module or data that returns them"
-            print(f"warning: {WARNINGS[form]}: {', '.join(names)}. {fix}", flush=True)
+        _print_warning(form, names)
     if differences:
         fix = "Try: on_train_start of your module that changes them by current_epoch, also in a resumed run"
         print(f"warning: {STRUCTURE_WARNING}: {', '.join(differences)}. {fix}", flush=True)
+
+
+def print_unsaved(changed: ChangedAttributes, named: set[str]) -> None:
+    """Print what training has changed and this checkpoint cannot hold, each name once.
+
+    Args:
+        named: names that were printed before; new ones are added.
+    """
+    for form in WARNINGS:
+        names = {
+            holders.shown_name(owner, name): None
+            for owner, name, value in changed
+            if isinstance(value, str) and value == form
+        }
+        _print_warning(form, [name for name in names if name not in named])
+        named.update(names)
+
+
+def _print_warning(form: str, names: Collection[str]) -> None:
+    if names:
+        fix = "Try: a state_dict() of your module or data that returns them"
+        print(f"warning: {WARNINGS[form]}: {', '.join(names)}. {fix}", flush=True)
 
 
 def restore_data(

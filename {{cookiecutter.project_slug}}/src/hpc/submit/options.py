@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc.config import compose
+from hpc.config import command_parser
 from hpc.config.errors import ConfigError
 
 SAMPLERS = ["random", "tpe"]
@@ -28,7 +28,7 @@ class SubmitOptions:
 
 def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
     """Return the options and overrides of a command line. Raise `ConfigError` if options exclude each other."""
-    parser = compose.make_parser(description)
+    parser = command_parser.make_parser(description)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")

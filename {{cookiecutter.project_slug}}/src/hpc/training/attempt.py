@@ -35,7 +35,8 @@ class Attempt:
         checkpoint: the one that the run resumes from; None: it starts from the beginning.
         claim: on rank 0, the right to write into the run directory.
         job_end: unix time at which the scheduler ends the job; None: it does not.
-        has_started_training: whether the first batch has been fetched.
+        has_started_training: whether the first batch was fetched, or without training, computed: later errors are no
+            mistakes in the config.
         validation_metrics: metrics of the last validation.
         metrics: metrics of the test or prediction, on rank 0.
         undo_config_change: restores the run's config as it was before this attempt, if the attempt is rejected.
@@ -65,6 +66,7 @@ def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     Raises:
         ConfigError: on every rank; nothing was written.
     """
+    node_checks.count_auto_devices(cfg)
     preflight.check_rules(cfg)
     node_checks.check_launch(cfg, process.place, environ=environ)
     try:
@@ -88,7 +90,6 @@ def _begin_watched(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     place, signals = process.place, process.signals
     # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
-    environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # no library may execute what a checkpoint names
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)

@@ -46,7 +46,7 @@ class CompileCache(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-        key = cache_key(pl_module.network, name, precision=str(trainer.precision))
+        key = cache_key(pl_module, name, precision=str(trainer.precision))
         self.archive = self.folder / f"{key}.tar"
         for folder in self._candidate_folders(trainer.default_root_dir):
             self.cache_dir = folder / f"compiled-{os.getuid()}" / key

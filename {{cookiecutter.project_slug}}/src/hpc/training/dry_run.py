@@ -60,7 +60,7 @@ def attach(module: L.LightningModule, trainer: DryRunTrainer) -> None:
     trainer.strategy.connect(module)
     module.setup("fit")
     module.configure_model()
-    module.train()
+    module.train(True)  # said, as a module of the researcher's may have a `train(mode)` without a default
 
 
 def make_optimizers(module: L.LightningModule) -> None:

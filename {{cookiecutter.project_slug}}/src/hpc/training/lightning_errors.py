@@ -1,5 +1,6 @@
 """Report what Lightning rejects before the first step as a `ConfigError`, like the project's own rules."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,6 +77,8 @@ def _reject_unfit_batch(error: BaseException | None) -> None:
     rule += f"({caller.f_code.co_filename}, line {line})"
     is_local = isinstance(error, IndexError)  # a target or token out of bounds is perhaps in one rank's samples alone
     fix = "another model= or data=; --cfg job shows their sizes"
+    if re.search("same dtype|scalar type", str(error)):
+        fix = "tensors of one precision in the batch and in the step, or another trainer.precision="
     raise ConfigError("model and data", None, rule, fix, only_this_rank=is_local) from error
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, ListConfig
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.build import build
 from hpc.config.errors import ConfigError
+from hpc.config.freezing import with_references
 from hpc.training.log_positions import CutsItself
 
 
@@ -94,6 +96,21 @@ def restrict_writing(loggers: Sequence[Logger], may_write: Callable[[], bool]) -
             logger.save = partial(_call_if, may_write, logger.save)  # type: ignore[method-assign]
         elif isinstance(logger, CutsItself):
             logger.log_metrics = partial(_call_if, may_write, logger.log_metrics)  # type: ignore[method-assign]
+
+
+def hide_secrets(loggers: Sequence[Logger], references: Mapping[str, str]) -> None:
+    """Let loggers get references in place of hyperparameters from the environment, which may be secrets.
+
+    Args:
+        references: the result of `freezing.map_values_to_references`.
+    """
+
+    def log_hidden(log: Callable[..., None], params: Any, *args: Any, **kwargs: Any) -> None:
+        params = vars(params) if isinstance(params, Namespace) else params
+        log(with_references(params, references), *args, **kwargs)
+
+    for logger in loggers if references else ():
+        logger.log_hyperparams = partial(log_hidden, logger.log_hyperparams)  # type: ignore[method-assign]
 
 
 def _call_if(may_write: Callable[[], bool], function: Callable[..., None], *args: Any, **kwargs: Any) -> None:

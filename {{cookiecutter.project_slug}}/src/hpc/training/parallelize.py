@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 
@@ -62,6 +63,7 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
     """
     if module.__dict__.get("is_parallelized"):
         return
+    reject_lazy_layers(module)
     module.__dict__["is_parallelized"] = True
     mesh = device_mesh["data_parallel"] if device_mesh is not None else None
     shards = mesh is not None and mesh.size() > 1
@@ -86,6 +88,15 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
         _shard(module, mesh, blocks=blocks, precision=changes.precision)
     if mesh is not None:
         watch(module)
+
+
+def reject_lazy_layers(module: nn.Module) -> None:
+    """Raise `ConfigError` for layers that get their sizes only from the first batch: no checkpoint fits them before."""
+    named_weights = [*module.named_parameters(), *module.named_buffers()]
+    if lazy := [name for name, weight in named_weights if is_lazy(weight)]:
+        rule = "Layers must have their sizes before training begins, or no checkpoint could be loaded"
+        fix = "a layer that is not lazy, such as torch.nn.Linear, or one call of the network in __init__"
+        raise ConfigError("model", join_names(lazy), rule, fix)
 
 
 def _print_blocks(module: L.LightningModule, blocks: Blocks | None, *, is_sharded_already: bool) -> None:

@@ -63,9 +63,12 @@ class PredictedSamples(L.Callback):
 
 
 def sample_kind(batch: Any) -> str:
-    """Return how to show a batch: "images" (n, 1 or 3, height, width) with classes (n,), "text" (n, length), or ""."""
+    """Return how to show a batch: "images" (n, 1 or 3, height, width) with classes (n,), "text" (n, length), or "".
+
+    Targets of a regression are no classes.
+    """
     pair = batch[:2] if isinstance(batch, tuple | list) else ()
-    if len(pair) < 2 or not all(isinstance(item, Tensor) for item in pair):
+    if len(pair) < 2 or not all(isinstance(item, Tensor) for item in pair) or pair[1].is_floating_point():
         return ""
     inputs, targets = pair
     is_images = inputs.ndim == 4 and inputs.shape[1] in (1, 3) and targets.ndim == 1

@@ -1,0 +1,101 @@
+"""The arguments of Lightning's Trainer: read as Lightning reads them; those that this project sets elsewhere."""
+
+from contextlib import suppress
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from hpc.config.errors import ConfigError
+
+PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
+# Other names of these in Lightning.
+PRECISION_ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
+ALL_DEVICES = ("auto", "-1", -1)
+# Arguments that train.py builds, and where the config sets them.
+BUILT_BY_TRAIN = {
+    "logger": "logger= (a logger, a list of them, or null)",
+    "callbacks": "callbacks.NAME._target_=<a class>, or a node in a file of configs/callbacks/",
+    "plugins": "trainer.precision= and strategy=",
+    "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
+}
+# Lightning's strategies by a part of their name, and the choice that does the same here.
+STRATEGIES = {
+    "offload": "zero3_offload", "stage_1": "deepspeed_zero1", "stage_3": "deepspeed_zero3",
+    "deepspeed": "deepspeed_zero2", "fsdp": "fsdp", "modelparallel": "fsdp", "ddp": "ddp",
+}  # fmt: skip
+
+
+def read_as_lightning(cfg: DictConfig) -> None:
+    """Set arguments that Lightning takes in several forms to the one form that the rest of the project knows.
+
+    `auto` and -1 devices are those of a node of the cluster. Where the cluster does not say how many these are, they
+    stay `auto`: only a process that trains may look (launch/node_checks.py). Modifies cfg.
+    """
+    trainer, cluster = cfg.trainer, cfg.cluster
+    values: dict[str, Any] = {}
+    for key in ("precision", "accelerator", "devices"):
+        with suppress(OmegaConfBaseException):  # a rule reports what cannot be resolved
+            values |= {key: trainer[key]} if key in trainer else {}
+    read: dict[str, Any] = {}
+    if "precision" in values and str(values["precision"]) in PRECISION_ALIASES:
+        read["precision"] = PRECISION_ALIASES[str(values["precision"])]
+    accelerator = values.get("accelerator")
+    if accelerator == "cuda" or (accelerator == "auto" and cluster.get("scheduler")):
+        read["accelerator"] = accelerator = "gpu" if accelerator == "cuda" else cluster.accelerator
+    devices = values.get("devices")
+    if devices in ALL_DEVICES:
+        is_known = accelerator == cluster.get("accelerator") and cluster.get("gpus_per_node")
+        read["devices"] = 1 if accelerator == "cpu" else cluster.gpus_per_node if is_known else "auto"
+    elif isinstance(devices, str) and devices.isdecimal():
+        read["devices"] = int(devices)
+    with open_dict(trainer):
+        trainer.update(read)
+
+
+def check_trainer_arguments(cfg: DictConfig) -> None:
+    """Check that no argument is given that has no effect here, or another one than in Lightning.
+
+    Raises:
+        ConfigError: it says what to type instead.
+    """
+    trainer = cfg.trainer
+    for key, fix in BUILT_BY_TRAIN.items():
+        if key in trainer:
+            rule = "must be left out, as train.py builds it from another part of the config"
+            raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
+    if str(trainer.get("default_root_dir")) not in ("None", str(cfg.run_dir)):
+        rule = "must be the run directory, which run_dir= names"
+        raise ConfigError(
+            "trainer.default_root_dir", trainer.default_root_dir, rule, f"run_dir={trainer.default_root_dir}"
+        )
+    if trainer.get("barebones"):
+        rule = "must be false: a run cannot be saved and resumed without callbacks"
+        fix = "callbacks=null logger=null, which leaves out all others; trainer.fast_dev_run=true tries a few batches"
+        raise ConfigError("trainer.barebones", True, rule, fix)
+    _check_devices(trainer.get("devices"), accelerator=trainer.get("accelerator"))
+    _check_strategy(trainer.get("strategy"))
+
+
+def _check_devices(devices: Any, *, accelerator: Any) -> None:
+    if isinstance(devices, ListConfig) or (isinstance(devices, str) and "," in devices):
+        indices = [index.strip(" '\"") for index in str(devices).strip("[]").split(",") if index.strip()]
+        rule = "must be the number of devices of a node, not a list of them"
+        fix = f"CUDA_VISIBLE_DEVICES={','.join(indices)} python train.py ... trainer.devices={max(len(indices), 1)}"
+        raise ConfigError("trainer.devices", str(devices), rule, fix)
+    if devices == "auto":
+        rule = "must be a number here: neither the cluster's file nor a process that trains says how many a node has"
+        fix = "trainer.devices=<devices per node>" + ("; trainer=cpu trains without" if accelerator == "gpu" else "")
+        raise ConfigError("trainer.devices", devices, rule, fix)
+
+
+def _check_strategy(strategy: Any) -> None:
+    """Check that the Trainer gets a strategy of this project: only these save and resume a run."""
+    target = strategy.get("_target_") if isinstance(strategy, DictConfig) else strategy
+    if isinstance(strategy, DictConfig) and not str(target).startswith(("lightning.", "pytorch_lightning.")):
+        return
+    name = str(target).rpartition(".")[2].lower()
+    choices = [choice for part, choice in STRATEGIES.items() if part in name]
+    rule = "must be left to strategy=, whose strategies save and resume a run"
+    fix = f"strategy={choices[0] if choices else 'single, or strategy=ddp on several devices'}"
+    raise ConfigError("trainer.strategy", str(target), rule, fix)

@@ -1,0 +1,49 @@
+"""Former names of Lightning's packages: `import pytorch_lightning` gives `lightning.pytorch`, with the same classes.
+
+The package pytorch_lightning holds the same code a second time, and its classes are others: a module written for it
+would be none to the Trainer here.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+PRESENT_NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+
+
+def present_name(name: str) -> str:
+    """Return a dotted name with the present name of its package."""
+    package, dot, rest = name.partition(".")
+    return f"{PRESENT_NAMES.get(package, package)}{dot}{rest}"
+
+
+class FormerNames(MetaPathFinder, Loader):
+    """Finds modules of Lightning under their former names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in PRESENT_NAMES:
+            return None
+        # Of a package only its first part is looked up: more would import torch.
+        name = present_name(fullname) if "." in fullname else "lightning"
+        return ModuleSpec(fullname, self) if find_spec(name) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(present_name(spec.name))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:  # this one; the module keeps the one that it was imported with
+            module.__spec__ = module.__spec__.loader_state
+
+
+def install() -> None:
+    """Find the modules from now on. Those that are imported already stay what they are."""
+    if not any(isinstance(finder, FormerNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, FormerNames())
