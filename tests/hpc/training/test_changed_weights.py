@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 from hpc.config.errors import ConfigError
 from hpc.training.common_forward import CommonForward
 from hpc.training.parallelize import CompiledForward, _reject_gradient_hooks
-from hpc.training.sharded_parameters import explain
+from hpc.training.sharded_tensors import explain
 
 TOLERANCE = 1e-12
 

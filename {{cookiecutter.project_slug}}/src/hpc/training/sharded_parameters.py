@@ -2,41 +2,20 @@
 
 Between two steps each rank holds its shard of a parameter, a DTensor. For a step FSDP gathers a whole copy, puts it in
 the shard's place, and later frees it, together with what was changed in it. torch has no public way to notice that:
-all private attributes of FSDP2 and DTensor that the project uses are in this file.
+all private attributes of FSDP2 that the project uses are in this file, those of DTensor in sharded_tensors.py.
 """
 
-import pickle
-import re
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
-
-aten = torch.ops.aten
-RANDOM_OPERATIONS = (
-    aten.normal_.default, aten.uniform_.default, aten.bernoulli_.float, aten.bernoulli.default, aten.rand_like.default,
-    aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype,
-)  # fmt: skip
-DATA: Any = torch.Tensor.data
-
-
-# Errors of torch where code for whole parameters meets shards.
-UNSHARDED_CODE = re.compile(
-    r"mixed torch\.Tensor and DTensor|is not supported for tensor subclasses|FSDP does not support deepcopy|"
-    r"unevenly sharded tensor|format string passed to DTensor"
-)
-EXPLANATION = (
-    "With strategy=fsdp each rank holds a shard of each parameter outside of a step. Read a whole one with "
-    "parameter.full_tensor(), on all ranks; change one by another shard or in a step; copy a module in __init__; run "
-    "the network by self(...), or its parts within a step. strategy=ddp needs none of this."
-)
+from hpc.training.sharded_tensors import DATA, complete_dtensor, shard_like
 
 
 class WholeParameter(nn.Parameter):
@@ -89,7 +68,7 @@ class WatchedParameter:
         if not isinstance(value, DTensor):
             if getattr(value, "shape", None) != self.parameter.sharded_param.shape:
                 self._reject_shape(value)
-            value = nn.Parameter(_shard_like(self.parameter.sharded_param, value), requires_grad=value.requires_grad)
+            value = nn.Parameter(shard_like(self.parameter.sharded_param, value), requires_grad=value.requires_grad)
             self.parameter._setattr_on_modules(value)
         self._reset()
 
@@ -179,11 +158,7 @@ class WatchedParameter:
 
 def watch(module: nn.Module) -> None:
     """Keep what is changed in the parameters of a sharded module, and let DTensors compute what torch leaves out."""
-    DTensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
-    DTensor.__reduce_ex__ = _reject_pickling  # type: ignore[method-assign]
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    handlers[aten._local_scalar_dense.default] = _read_scalar
-    handlers.update(dict.fromkeys(RANDOM_OPERATIONS, _draw_whole))
+    complete_dtensor()
     for part in module.modules():
         if isinstance(part, FSDPModule):
             state = part._get_fsdp_state()
@@ -202,6 +177,8 @@ def _watch_group(group: Any) -> None:
         unshard(*args, **kwargs)
 
     def to_unsharded_and_note() -> None:
+        if group.is_unsharded:
+            return
         to_unsharded()
         for parameter in watched:
             parameter.note_gathered()
@@ -215,11 +192,8 @@ def _watch_group(group: Any) -> None:
         for parameter in watched:
             parameter.keep_replacement()
 
-    group.unshard, group._to_unsharded, group._to_sharded = (
-        check_and_unshard,
-        to_unsharded_and_note,
-        keep_and_to_sharded,
-    )
+    group.unshard = check_and_unshard
+    group._to_unsharded, group._to_sharded = to_unsharded_and_note, keep_and_to_sharded
 
 
 def reshard(module: nn.Module) -> None:
@@ -229,67 +203,7 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
-def explain(error: BaseException) -> None:
-    """Add to an error of torch about shards what to write instead."""
-    if UNSHARDED_CODE.search(str(error)):
-        error.add_note(EXPLANATION)
-
-
 def is_running(module: Any) -> bool:
     """Return whether a sharded module is already in a forward, its own or that of a part around it, or in backward."""
     is_forward = module._get_fsdp_state()._state_ctx.iter_forward_root is not None
     return is_forward or torch._C._current_graph_task_id() != -1
-
-
-# What DTensor leaves out
-
-
-def _get_data(tensor: Any) -> Tensor:
-    if "is_data_used" in tensor.__dict__:  # it is gathered: tensor parallelism makes DTensors of whole copies, too
-        tensor.is_data_used = True
-    return DATA.__get__(tensor)
-
-
-def _set_data(tensor: Any, value: Tensor) -> None:
-    """Assign to `data`, which torch ignores for a DTensor, a tensor that is whole or sharded in any way."""
-    if value.shape != tensor.shape or value.dtype != tensor.dtype:
-        rule = f"Once it is sharded, a parameter must keep its shape {tuple(tensor.shape)} and {tensor.dtype}; "
-        rule += f"{tuple(value.shape)} and {value.dtype} were assigned to its `data`"
-        raise ConfigError("model", None, rule, "the final shape and type in __init__ or configure_model")
-    tensor._local_tensor = _shard_like(tensor, value.detach())._local_tensor
-    _get_data(tensor)
-
-
-def _shard_like(shard: DTensor, value: Tensor) -> DTensor:
-    if isinstance(value, DTensor):
-        return value if value.placements == shard.placements else value.redistribute(placements=shard.placements)
-    return distribute_tensor(value.detach(), shard.device_mesh, shard.placements, src_data_rank=None)
-
-
-def _read_scalar(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the number that all ranks' shards give together; torch returns this rank's part of a norm or maximum."""
-    return args[0].full_tensor().item()
-
-
-def _draw_whole(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
-    """Draw random numbers for a whole tensor, on all ranks those of the first; shards would repeat each other's."""
-    tensor, *rest = args
-    whole = (
-        tensor.full_tensor()
-        if operation is aten.bernoulli.default
-        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    )
-    drawn = distribute_tensor(operation(whole, *rest, **kwargs), tensor.device_mesh, tensor.placements)
-    if not operation.__name__.split(".")[0].endswith("_"):
-        return drawn
-    tensor._local_tensor.copy_(drawn._local_tensor)
-    return tensor
-
-
-def _reject_pickling(tensor: Any, protocol: Any) -> Any:
-    if isinstance(tensor._local_tensor, FakeTensor):  # the compiler's own cache
-        return Tensor.__reduce_ex__(tensor, protocol)
-    raise pickle.PicklingError(
-        "Each rank holds only a shard of this tensor. To save the whole module, call trainer.save_checkpoint(path) on "
-        "all ranks; tools/export.py makes one file of it. To save one tensor, save tensor.full_tensor()"
-    )

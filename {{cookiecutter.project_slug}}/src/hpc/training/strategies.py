@@ -26,6 +26,7 @@ from hpc.training.common_forward import CommonForward
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallelize import ModuleChanges, parallelize
 from hpc.training.sharded_parameters import is_running, reshard
+from hpc.training.sharded_tensors import is_sharded
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
@@ -138,8 +139,7 @@ class FSDP(
         super().__init__(**options)
 
     def setup(self, trainer: Any) -> None:
-        named_parameters = self.lightning_module.named_parameters()
-        self._marks = {name: dict(vars(parameter)) for name, parameter in named_parameters}
+        self._marks = {name: dict(vars(parameter)) for name, parameter in self.lightning_module.named_parameters()}
         with _configure_model_overridden(self.lightning_module):
             super().setup(trainer)
         if not self._meets_in_forward:
@@ -165,25 +165,19 @@ class FSDP(
         return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step(), self._reshard_afterwards():
+        with self._step(is_evaluation=True):
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step(), self._reshard_afterwards():
+        with self._step(is_evaluation=True):
             return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step(), self._reshard_afterwards():
+        with self._step(is_evaluation=True):
             return super().predict_step(*args, **kwargs)
 
     @contextmanager
-    def _reshard_afterwards(self) -> Iterator[None]:
-        """Let hooks find shards: a change in the whole copy that an evaluation leaves would be lost."""
-        yield
-        reshard(self.lightning_module)
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
+    def _step(self, is_evaluation: bool = False) -> Iterator[None]:
         self._is_in_step = True
         if self.common_forward:
             self.common_forward.num_steps += 1
@@ -191,6 +185,8 @@ class FSDP(
             yield
         finally:
             self._is_in_step = False
+        if is_evaluation:  # hooks find shards: a change in the whole copy that is left would be lost
+            reshard(self.lightning_module)
 
     def _before_forward(self, part: Any, inputs: Any) -> None:
         """Meet the other ranks before a forward outside of steps. Called before each forward of a sharded part."""
@@ -201,8 +197,7 @@ class FSDP(
         """Average the gradients of parameters without dimensions, which FSDP cannot shard."""
         scalars = [p for p in self.lightning_module.parameters() if p.dim() == 0 and p.grad is not None]
         if scalars:
-            group = self.device_mesh["data_parallel"].get_group()
-            gradients = torch.stack([parameter.grad for parameter in scalars])  # type: ignore[misc]
+            group, gradients = self.device_mesh["data_parallel"].get_group(), torch.stack([p.grad for p in scalars])  # type: ignore[misc]
             all_reduce(gradients, group=group)
             for parameter, gradient in zip(scalars, gradients / group.size(), strict=True):
                 parameter.grad.copy_(gradient)  # type: ignore[union-attr]
@@ -213,11 +208,8 @@ class FSDP(
         parameters = dict(self.lightning_module.named_parameters())
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         updated = {id(parameter) for group in groups for parameter in group["params"]}  # not networks within metrics
-        unsharded = [
-            name
-            for name in names
-            if id(parameters[name]) in updated and not _is_sharded(parameters[name]) and parameters[name].dim()
-        ]
+        parts = {name for name in names if id(parameters[name]) in updated and parameters[name].dim()}
+        unsharded = [name for name in names if name in parts and not is_sharded(parameters[name])]
         if unsharded and self.distributed_sampler_kwargs["num_replicas"] > 1:
             rule = "With strategy=fsdp, each trained parameter must lie in a sharded part of the module. Gradients of "
             rule += "others are not averaged, so each rank would train them on its own samples"
@@ -239,11 +231,6 @@ def _configure_model_overridden(module: Any) -> Iterator[None]:
         yield
     finally:
         del module.configure_model
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    """Return whether ranks of data parallelism hold shards of it, which tensor parallelism alone does not do."""
-    return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names != ("tensor_parallel",)
 
 
 def double_precision_plugins(precision: str) -> list[DoublePrecision]:
