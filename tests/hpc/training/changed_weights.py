@@ -248,7 +248,7 @@ def train(rank: int, strategy: str, module: L.LightningModule, precision: Any = 
         accelerator="cpu", devices=num_ranks, strategy=made, max_epochs=2, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
         plugins=[*plugins, *([TorchElasticEnvironment()] if num_ranks > 1 else [])],
-        precision=None if plugins else precision, **options,
+        precision=None if plugins else precision, gradient_clip_val=0.5, **options,
     )  # fmt: skip
     loader = samples(num_ranks, torch.float64 if plugins else torch.float32)
     trainer.fit(module, loader, loader)

@@ -24,6 +24,7 @@ from torchmetrics import Metric
 
 from hpc.config.errors import ConfigError
 from hpc.training.blocks import Blocks, find_blocks
+from hpc.training.parallel import clip_by_norm
 from hpc.training.sharded_parameters import reshard, watch
 from hpc.training.shown_names import join_names
 
@@ -88,6 +89,7 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
         _shard(module, mesh, blocks=blocks, precision=changes.precision)
     if mesh is not None:
         watch(module)
+        module.trainer.precision_plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
 
 
 def reject_lazy_layers(module: nn.Module) -> None:
