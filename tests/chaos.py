@@ -21,13 +21,12 @@ from pathlib import Path
 
 import slurm_nodes
 from cookiecutter.main import cookiecutter
-from faults import INTERVAL, KINDS, Run
+from faults import HANG, INTERVAL, KINDS, Run
 from marked_text import put
 from slurm_project import QUIET, Desk, made_for_tests
 
 HERE = Path(__file__).resolve().parent
 STEPS = 40  # the most steps of a run per injected fault
-HANG = 15.0  # seconds without a step, after which the ranks exit
 ENDS = 90.0  # seconds until a failed attempt must have ended: Slurm detects a lost node in 20, ranks exit in HANG + 20
 GOES_ON = 180.0  # seconds within which the run must train again
 PER_RUN = 5
@@ -161,9 +160,10 @@ def survive(run: Run, strategy: str, strike: Strike) -> Struck:
     kind = KINDS[strike.kind]
     old, restarts = run.starts()[-1]["attempt"], run.slurm.show(run.job)["Restarts"]
     began = time.monotonic()
+    num_starts = len(run.starts())
     kind.strike(run, strike.pick)
     if not kind.restarts:
-        return unharmed(run, strategy, strike, began)
+        return unharmed(run, strategy, strike, began=began, num_starts=num_starts)
     ended = None
     again = waited = False
     while not again:
@@ -199,13 +199,15 @@ def again_computed(run: Run, old: int, highest: int, intervals: int) -> tuple[in
     return recomputed, intervals * INTERVAL + unfinished
 
 
-def unharmed(run: Run, strategy: str, strike: Strike, began: float) -> Struck:
+def unharmed(run: Run, strategy: str, strike: Strike, *, began: float, num_starts: int) -> Struck:
     """Wait until a run that was not interrupted has a later complete checkpoint, and return the result."""
-    known, (_, step) = {path.name for path in run.checkpoints()}, run.steps()[-1]
+    known, (_, step), seconds = {path.name for path in run.checkpoints()}, run.steps()[-1], 0.0
     while {path.name for path in run.checkpoints()} <= known | {f"step-{step:09}"}:
         if (seconds := time.monotonic() - began) > GOES_ON:
             return Struck(strike.kind, strategy, again=seconds, wrong="no later checkpoint")
         time.sleep(0.05)
+    if len(run.starts()) != num_starts:
+        return Struck(strike.kind, strategy, again=seconds, wrong="it has started again")
     return Struck(strike.kind, strategy, again=round(time.monotonic() - began, 1))
 
 

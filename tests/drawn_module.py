@@ -191,7 +191,8 @@ class Drawn(L.LightningModule):
             self.lasting.copy_(self.smooth)
             self.outputs.append(loss.detach())
         rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        self._write("train", batch_idx, numbers, loss, rates=[float(rate) for rate in rates])
+        if self.trainer.strategy.share:  # else this rank has no sample, and only computes along
+            self._write("train", batch_idx, numbers, loss, rates=[float(rate) for rate in rates])
         if not self.automatic_optimization:
             self._step_by_hand(loss, batch_idx)
         if self.logs == "metric":

@@ -65,11 +65,10 @@ def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int
     if dice.chance(0.05):
         drawn["data"] |= {"_target_": "my_research.drawn.Stock", "shuffle": dice.chance(0.7)}
         del drawn["data"]["seed"]
-        if moves:  # another number of ranks would split an incomplete last batch differently
-            sizes["train"] = steps * size
+        if moves:
             drawn["data"] |= {"shuffle": False, "noisy": False}  # random numbers depend on the ranks
     if dice.chance(0.1):
-        drawn["words"].append("+trainer.reload_dataloaders_every_n_epochs=1")
+        drawn["words"].append(f"+trainer.reload_dataloaders_every_n_epochs={dice.one(1, 1, 2)}")
     return steps
 
 
@@ -178,8 +177,13 @@ def strike(dice: Dice, drawn: dict[str, Any], batches: int) -> dict[str, Any]:
 
 def move(dice: Dice, drawn: dict[str, Any], accumulate: int) -> dict[str, Any]:
     """Draw another number of ranks, strategy and accumulation, with the same global batches."""
-    ranks, strategy = dice.one(("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4))[::-1]
-    shares = [count for count in (1, 2, 3) if 12 % (count * ranks) == 0]
+    layouts = [("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4)]
+    # The last step of an epoch, if it is incomplete, can be shared out among other ranks, but not cut otherwise.
+    is_uneven = drawn["data"]["_target_"].endswith("Stock") and drawn["data"]["sizes"]["train"] % 12
+    if is_uneven:
+        layouts = [layout for layout in layouts if 12 % (accumulate * layout[1]) == 0]
+    ranks, strategy = dice.choice(layouts)[::-1]
+    shares = [count for count in ([accumulate] if is_uneven else (1, 2, 3)) if 12 % (count * ranks) == 0]
     # Limits that count micro-batches mean other steps if the accumulation changes.
     counts = any("val_check_interval" in word or "limit_train_batches" in word for word in drawn["words"])
     again = accumulate in shares and (dice.chance(0.5) or counts)

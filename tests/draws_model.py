@@ -48,8 +48,9 @@ def can_norm(drawn: dict[str, Any], accumulate: int) -> bool:
     """Return whether batch norm works: it needs several samples, and does not work with DeepSpeed in bf16 on a CPU."""
     size = drawn["data"]["global_batch_size"] // (drawn["ranks"] * accumulate)
     is_mixed = "deepspeed" in drawn["strategy"] and "trainer.precision=bf16-mixed" in drawn["words"]
-    has_rest = "Stock" in drawn["data"]["_target_"] and drawn["data"]["sizes"]["train"] % size == 1
-    return size > 1 and not has_rest and not is_mixed
+    rest = drawn["data"]["sizes"]["train"] % (size * drawn["ranks"])  # of which some rank may have one sample
+    has_small_rest = "Stock" in drawn["data"]["_target_"] and 0 < rest < 2 * drawn["ranks"]
+    return size > 1 and not has_small_rest and not is_mixed
 
 
 def optimizer(dice: Dice, deepspeed: bool) -> dict[str, Any]:

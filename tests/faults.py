@@ -14,6 +14,7 @@ from slurm_nodes import Slurm
 from slurm_project import wait_for
 
 INTERVAL = 10  # steps from one checkpoint to the next
+HANG = 15.0  # seconds without a step, after which the ranks exit
 SOON = 60.0  # seconds within which the event that a fault waits for must happen
 
 
@@ -84,6 +85,20 @@ def warn(signal: str, run: Run, pick: int) -> None:
 
 def requeue(run: Run, pick: int) -> None:
     run.slurm.call("scontrol", "requeue", run.job)
+
+
+def preempt(mode: str, run: Run, pick: int) -> None:
+    """Let a short job with a higher priority take one of the run's nodes."""
+    run.slurm.call("scontrol", "update", "PartitionName=main", f"PreemptMode={mode}")
+    options = ("--partition=urgent", "--exclusive", f"--nodelist={run.node(pick)}", "--output=/dev/null")
+    run.slurm.sbatch(*options, "--wrap=true")
+
+
+def suspend(run: Run, pick: int) -> None:
+    """Suspend the job for longer than a step may take."""
+    run.slurm.call("scontrol", "suspend", run.job)
+    time.sleep(HANG + 3)
+    run.slurm.call("scontrol", "resume", run.job)
 
 
 def kill_rank(run: Run, pick: int) -> None:
@@ -176,6 +191,9 @@ KINDS = {
     "warning signal": Kind(partial(warn, "USR1"), 0),
     "scancel --signal=TERM": Kind(partial(warn, "TERM"), 0),
     "requeue by the admin": Kind(requeue),
+    "preemption that requeues": Kind(partial(preempt, "REQUEUE"), 0),
+    "preemption that cancels": Kind(partial(preempt, "CANCEL"), 0),
+    "suspension": Kind(suspend, restarts=False),
     "kill -9 of a rank": Kind(kill_rank),
     "kill -9 of all ranks of a node": Kind(kill_ranks_of_a_node),
     "kill -9 of a slurmstepd": Kind(kill_slurmstepd),

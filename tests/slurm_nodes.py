@@ -63,7 +63,14 @@ NODE = (
     "NodeName={name} NodeAddr={address} CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 "
     "RealMemory={memory} Gres=gpu:{gpus}\n"
 )
-PARTITION = "PartitionName=main Nodes=ALL Default=YES MaxTime=1-00:00:00 DefMemPerCPU=1000 State=UP\n"
+# A job of `urgent` preempts those of `main`, which get SIGTERM and 20 s.
+PARTITIONS = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=DEFAULT Nodes=ALL MaxTime=1-00:00:00 DefMemPerCPU=1000 State=UP
+PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=urgent PriorityTier=2 PreemptMode=OFF
+"""
 # Inside a node. /sys is mounted anew to show its own network interfaces, and loses the cgroups by that.
 SETUP = """\
 mount --bind {hosts} /etc/hosts
@@ -213,7 +220,7 @@ def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
         _make_devices(folder)
         claims = {"cpus": CPUS, "gpus": GPUS, "memory": MEMORY_MB}
         lines = [NODE.format(name=node, address=slurm.addresses[node], **claims) for node in nodes]
-        stack.enter_context(_controller(slurm, login, "".join(lines) + PARTITION))
+        stack.enter_context(_controller(slurm, login, "".join(lines) + PARTITIONS))
         for node in nodes:
             slurm.start_slurmd(node)
         yield slurm

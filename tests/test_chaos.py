@@ -10,7 +10,7 @@ from slurm_project import Desk
 
 pytestmark = pytest.mark.slow
 
-FAULTS, SEED = 3, 3  # kill -9 of a rank, kill -9 during a save, a full disk
+FAULTS, SEED = 3, 509  # a full disk, kill -9 during a save, kill -9 of a rank
 
 
 def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_path):

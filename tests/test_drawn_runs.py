@@ -75,6 +75,7 @@ def stopping(patience: int) -> dict[str, Any]:
     return PLAIN["callbacks"] | {"stop": {**stop, "patience": patience}}
 
 
+NO_DROPOUT = {"network": {"_target_": "my_research.drawn.Network"}}
 STOPPED_LATE = [struck("training_step", 7)]
 NETWORK = PLAIN["model"]["network"]
 SHARED = {
@@ -224,6 +225,20 @@ FOUND = {
     "loaders that are made anew in each epoch, stopped at the end of a validation": changed(
         {}, ["+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_steps=5"], [struck("validation_step", 2)]
     ),
+    "loaders for two epochs, stopped in the second": {
+        **changed({}, ["+trainer.reload_dataloaders_every_n_epochs=2"], [struck("training_step", 9)]),
+        "data": STOCK,
+    },
+    "a last batch that ranks do not divide, moved to one": {
+        **changed(
+            {**SHARED, **NO_DROPOUT, "logs": "metric"}, ["trainer.precision=64-true"], [struck("training_step", 9)]
+        ),
+        "data": {**STOCK, "shuffle": False},
+        "strategy": "ddp",
+        "ranks": 2,
+        "moves": [{"ranks": 1, "words": ["strategy=single", "trainer.devices=1"]}],
+        "tolerance": 1e-9,
+    },
     "gradients that are clipped by value": changed(
         {}, ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"], STOPPED_LATE
     ),

@@ -446,7 +446,10 @@ def test_a_package_outside_its_range_is_noted_and_torch_is_needed(queued):
     queued.install("old", "1.0")
     queued.require("old>=2")
     assert queued.starts()
-    assert queued.err == f"env.sh: note: {queued.place.project} was made for old>=2, and {queued.place.venv} has 1.0 by now\n"
+    assert (
+        queued.err
+        == f"env.sh: note: {queued.place.project} was made for old>=2, and {queued.place.venv} has 1.0 by now\n"
+    )
     queued.require("torch<2")
     assert not queued.starts() and "does not meet torch<2, which" in queued.err
 

@@ -140,8 +140,16 @@ def _merged(run_dir: Path) -> list[dict[int, tuple[list[int], float, list[float]
 
 
 def _together(lines: list[dict[str, Any]]) -> tuple[list[int], float, list[float]]:
+    """Return the samples of a step, the mean of its losses, and the rates; samples of a micro-batch count alike."""
+    batches: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        batches[line["batch"]].append(line)
+    means = [
+        sum(line["loss"] * len(line["samples"]) for line in parts) / sum(len(line["samples"]) for line in parts)
+        for parts in batches.values()
+    ]
     samples = sorted(number for line in lines for number in line["samples"])
-    return samples, sum(line["loss"] for line in lines) / len(lines), lines[0]["rates"]
+    return samples, sum(means) / len(means), lines[0]["rates"]
 
 
 # Files of the run directory

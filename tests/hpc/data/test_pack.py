@@ -444,3 +444,9 @@ def test_an_image_that_claims_too_many_pixels_is_named(tmp_path, monkeypatch, re
         rule = error_of(f"data.dir={folder}", f"out={tmp_path}/x.h5", f"data.image_size={PIXELS}")
         assert f"data.dir={bomb}" in rule and "pixels" in rule and "make it smaller" in rule
     assert not recwarn.list
+
+
+def test_text_of_which_no_token_results_is_told(tmp_path):
+    file = tmp_path / "out.npy"
+    with file.open("wb", buffering=0) as stream, pytest.raises(ConfigError, match=r"data\.files must hold text"):
+        token_files.write_header_and_notes(stream.fileno(), str(file), notes={"dtype": "uint8"}, done=[])

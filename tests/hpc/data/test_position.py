@@ -241,3 +241,15 @@ def test_with_other_data_only_typed_limits_are_compared() -> None:
     resume_at(2, 4, FEWER, fewer, other_data=True)
     with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches=24"):
         resume_at(2, 4, FEWER, fewer | {"per_epoch": 12, "every": 12, "limit": 12}, other_data=True)
+
+
+def test_the_loader_that_is_made_decides_the_batch_size_that_is_told() -> None:
+    made = trainer(per_epoch=9, every=9, ranks=4, micro_batch=8)
+    made.accumulate_grad_batches, made.current_epoch = 2, 0
+    told = "batch size: 8 on each device * 4 devices * 2 accumulated = 64"
+    assert [position.describe_batch_size(made, configured=size) for size in (8, None)] == [told, told]
+    made.accumulate_grad_batches, made.fit_loop._combined_loader.flattened[0].batch_size = 1, 2
+    differs = ", as the data's loader has it; the config says 8 on each device"
+    assert position.describe_batch_size(made, configured=8) == f"batch size: 2 on each device * 4 devices = 8{differs}"
+    made.fit_loop._combined_loader.flattened.append(SimpleNamespace(batch_size=None))
+    assert "as the loaders of the data have it" in position.describe_batch_size(made, configured=8)

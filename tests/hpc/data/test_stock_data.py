@@ -113,7 +113,7 @@ def noted(folder: Path, split: str) -> list[list[int]]:
 
 
 def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> list[list[list[Any]]]:
-    """Return the batches of each rank, as lists."""
+    """Return the batches of each rank, as lists, without the sample that a rank computes along with."""
     per_rank = []
     for rank in range(num_ranks):
         torch.manual_seed(rank)  # ranks only share the seed of the run
@@ -122,6 +122,8 @@ def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> 
         batches = list(loader_of_rank)
         assert len(batches) == len(loader_of_rank)
         per_rank.append([batch.tolist() for batch in batches])
+        if not getattr(loader_of_rank.sampler, "share", lambda number: 1)(len(batches) - 1):
+            per_rank[-1][-1] = []
     return per_rank
 
 
@@ -333,7 +335,7 @@ def test_only_attributes_that_a_batch_may_change_are_copied_before_it(
     A module has thousands of these.
     """
     copied: list[Any] = []
-    monkeypatch.setattr(batch_effects, "_copy", lambda value: copied.append(value) or value)
+    monkeypatch.setattr(batch_effects.FetchEffects, "_copy", lambda _, value: copied.append(value) or value)
     data: Any = L.LightningDataModule()
     data.seen, data.name, data.history = 0, "name", [1]
     combined = SimpleNamespace(flattened=[plain(num_workers=workers)], reset=lambda: None)
@@ -347,6 +349,27 @@ def test_only_attributes_that_a_batch_may_change_are_copied_before_it(
     assert copied == ([] if workers else [[1], [1]])
 
 
+class Counting(L.LightningDataModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.files, self.sizes = 0, iter([8, 9]), [3, 4]
+
+    def test_dataloader(self) -> DataLoader:
+        self.calls += 1
+        return plain(batch_size=next(self.files) + self.sizes.pop())
+
+
+def test_a_test_that_is_checked_before_training_is_made_once_and_leaves_no_trace() -> None:
+    data = Counting()
+    fit_loop = SimpleNamespace(_combined_loader=None)
+    trainer: Any = SimpleNamespace(fit_loop=fit_loop, datamodule=data, callbacks=[], optimizers=[])
+    trainer.lr_scheduler_configs, trainer.lightning_module = [], L.LightningModule()
+    trainer.strategy = SimpleNamespace(root_device="cpu")
+    strategy = shared_loaders.ShardsDataLoaders()
+    strategy._check_test_loaders(trainer)
+    assert (data.calls, next(data.files), data.sizes) == (0, 8, [3, 4]) and strategy._has_checked_test_loaders
+
+
 def collate(samples: list[Any]) -> torch.Tensor:
     return torch.stack([sample for (sample,) in samples])
 
@@ -358,7 +381,7 @@ def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks
     first, again, next_epoch = (loaded(loader, TRAIN, num_ranks, epoch) for epoch in (0, 0, 1))
     assert sorted(everything(first)) == sorted(everything(next_epoch)) == NUMBERS
     assert first == again != next_epoch
-    assert max(len(batch) for batches in first for batch in batches) <= 9
+    assert max(len(batch) for batches in first for batch in batches) == 8
     assert everything(loaded(plain(batch_size=8), VAL, num_ranks)) != NUMBERS  # each rank reads a part
     assert sorted(everything(loaded(plain(batch_size=8), VAL, num_ranks))) == NUMBERS
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -489,6 +490,60 @@ def test_the_next_job_is_noted_where_report_reads_it(cluster: Pbs) -> None:
     assert cluster.run() == 85
     run = history.read_run(cluster.run_dir, "digits")
     assert (run.jobs, run.job) == (["17", "18"], "18")
+
+
+def answer_qstat(cluster: Pbs, first: str, later: str) -> None:
+    """Let qstat answer once as at the start of a job, and another way after that."""
+    asked = f"asked = os.environ['HOME'] + '/asked'\nsaid = {later!r} if os.path.exists(asked) else {first!r}\n"
+    answer = "print(said) if said.startswith('Job Id') else sys.exit('qstat: ' + said)\n"
+    cluster.program(cluster.bin / "qstat", f"import os, sys\n{asked}open(asked, 'w').close()\n{answer}")
+
+
+def qstat_of(state: str, count: int) -> str:
+    return f"Job Id: 17.server\n    job_state = {state}\n    exec_host = p1/0+p2/0\n    run_count = {count}\n    x = y"
+
+
+AWAY = "cannot connect to server pbsctl (errno=15010)"
+
+
+@pytest.mark.parametrize(
+    ("later", "jobs"),
+    [
+        (qstat_of("R", 1), 1), (AWAY, 1), (qstat_of("R", 2), 0), (qstat_of("R", 10), 0), (qstat_of("Q", 1), 0),
+        ("Unknown Job Id 17.server", 0), ("17.server Job has finished, use -x or -H", 0),
+    ],
+    ids=["runs", "away", "again", "tenth", "queued", "unknown", "finished"],
+)  # fmt: skip
+def test_a_script_that_outlived_its_job_submits_no_other(cluster: Pbs, later: str, jobs: int) -> None:
+    """Check that only one next job is queued: PBS starts a job again when it has lost its first host."""
+    answer_qstat(cluster, qstat_of("R", 1), later)
+    cluster.behaviour("rank or outcome('continue')\nraise Failed(85)")
+    assert cluster.run() == 85 and len(cluster.submitted()) == jobs
+    assert ("which is still here, submits no job" in cluster.log()) == (not jobs) and "could not" not in cluster.log()
+
+
+def test_starts_of_one_job_are_counted_like_those_of_several(cluster: Pbs) -> None:
+    (cluster.run_dir / "stalled").write_text("1\n")
+    for count, stalled in ((1, "1\n"), (2, "2\n"), (3, "3\n")):
+        answer_qstat(cluster, qstat_of("R", count), qstat_of("R", count))
+        cluster.behaviour("raise SystemExit(9)")
+        assert cluster.run() in (9, 143) and (cluster.run_dir / "stalled").read_text() == stalled
+    assert len(cluster.submitted()) == 2 and "3 starts in a row brought no newer checkpoint" in cluster.log()
+
+
+def test_a_host_that_is_cut_off_for_a_while_submits_later(cluster: Pbs) -> None:
+    """Check that only a missing script or program counts as permanent, not a missing file of the network's."""
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.home / "away").write_text("1")
+    cluster.program(cluster.bin / "qsub", QSUB.replace("Connection refused", "No such file or directory"))
+    assert cluster.run() == 85 and len(cluster.submitted()) == 2 and "continues as job 19.server" in cluster.log()
+
+
+def test_the_port_is_one_at_which_nobody_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        drawn = SOURCED.read_text().replace("RANDOM % 22768", "numbers[draw++]")
+        assert bash(f"{drawn}\nnumbers=({port - 10000} 77) draw=0\ndraw_port\necho $port") == "10077\n"
 
 
 @pytest.mark.parametrize(("away", "tries"), [(3, 4), (99, 20)])

@@ -36,6 +36,8 @@ def test_ports_are_common_to_the_ranks_of_one_launch_alone(monkeypatch: pytest.M
         identity(Placement("srun", 1, 2, 1, 2, "n08", "3"), SLURM_JOB_ID="17"),
     ]
     assert len({other.key for other in [one, *others]}) == len({other.ports[0] for other in [one, *others]}) == 5
+    keys = [identity(HERE[rank], PBS_JOBID="17.server", PBS_JOBCOOKIE=cookie).key for cookie in "ab" for rank in (0, 1)]
+    assert keys[0] == keys[1] != keys[2] == keys[3], "PBS has started the job again"
     assert identity(SIXTH, SLURM_JOB_ID="17", MASTER_PORT="5").ports[0] == 5
     monkeypatch.setattr(sys, "argv", ["train.py", "seed=2"])
     assert identity(SIXTH, SLURM_JOB_ID="17").command != one.command

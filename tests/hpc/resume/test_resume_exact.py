@@ -438,6 +438,26 @@ WEIGHTED = "WeightedRandomSampler(torch.ones(50), 50)"
 ALL = "Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())"  # needs no step count
 DRAWN = "Subset(Noisy(64), torch.randperm(64)[:NUM].tolist())"
 SPLIT = "random_split(Noisy(80), [50, 30], self.generator)[0]"
+# Hooks that make loaders take the next file, by a number or by an iterator.
+COUNTED = """
+import itertools
+made = Stock.__init__
+
+def __init__(self, global_batch_size, seed, num_classes):
+    made(self, global_batch_size, seed, num_classes)
+    self.calls, self.chunk = {"train": 0, "val": 0}, 0
+    self.files, self.folds = iter(list(range(20))), itertools.cycle(enumerate(range(10, 13)))
+
+def count(self, split):
+    self.calls[split] += 1
+    self.chunk += 1
+    return self.calls[split] + self.chunk / 7
+
+def following(self):
+    return next(self.files) + sum(next(self.folds)) / 7 + float(torch.rand(()))
+
+Stock.__init__, Stock.count, Stock.following = __init__, count, following
+"""
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
 # Overrides, code, and the number of steps after which the run is stopped.
 CASES: dict[str, tuple[list[str], str, list[int]]] = {
@@ -513,6 +533,21 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         stock(f"DataLoader({DRAWN.replace('NUM', '40')}, 8)", f"DataLoader({DRAWN.replace('NUM', '16')}, 8)"),
         [2, 7, 12],
     ),
+    "a file for each epoch, which a hook counts": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock("DataLoader(Noisy(50, self.count('train')), 8)", "DataLoader(Noisy(16, self.count('val')), 8)", COUNTED),
+        [2, 9],
+    ),
+    "a file for two epochs": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=2", "trainer.max_epochs=5"],
+        stock("DataLoader(Noisy(50, self.count('train')), 8)", "DataLoader(Noisy(16, self.count('val')), 8)", COUNTED),
+        [10, 14, 17],
+    ),
+    "files that iterators give": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock("DataLoader(Noisy(50, self.following()), 8)", more=COUNTED),
+        [2, 9],
+    ),
     "values that the Trainer shows": (["data.global_batch_size=128"], SHOWN, [10]),
     "a value of the Trainer that a hook sets": (["data.global_batch_size=128"], CLIPPED, [5, 9]),
     "weights that a hook replaces": (["data.global_batch_size=128"], HOOKED, [5]),
@@ -540,6 +575,7 @@ COMMONEST = (
     "a plain DataLoader",
     "workers that draw random numbers",
     "an epoch that ends with an incomplete step",
+    "a file for two epochs",
 )
 
 

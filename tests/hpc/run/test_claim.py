@@ -131,6 +131,24 @@ def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Pa
     mine.release()
 
 
+def test_a_job_that_pbs_starts_again_does_not_wait_for_its_lost_host(start: Start, tmp_path: Path) -> None:
+    job = {"PBS_JOBID": "53.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
+    first, again = (job | {"PBS_JOBCOOKIE": f"{letter * 32}"} for letter in "AB")
+    zombie = start(**claim.claimant_record(first) | {"host": "p1"})
+    assert go(zombie) == ["attempt 1"]
+    with pytest.raises(ConfigError, match="Job 53 on p1 writes into it"):
+        claim.take_claim(tmp_path, claim.claimant_record(first) | {"host": "p2"})  # another command of this start
+    with pytest.raises(ConfigError, match="Job 53 on p1 writes into it"):
+        claim.take_claim(tmp_path, claim.claimant_record(again | {"PBS_JOBID": "54.server"}))
+    begun = time.monotonic()
+    mine = claim.take_claim(tmp_path, claim.claimant_record(again) | {"host": "p2"})
+    assert time.monotonic() - begun < 1
+    assert (mine.attempt, mine.may_write(), go(zombie)) == (2, True, ["False"])
+    mine.release()
+    written = "".join(path.read_text() for path in (tmp_path / "claims").iterdir())
+    assert "A" * 32 not in written and "B" * 32 not in written, "PBS lets whoever knows the cookie into the job"
+
+
 @pytest.mark.parametrize("goodbye", ["release", "end"])
 def test_after_a_goodbye_nobody_waits(tmp_path: Path, goodbye: str) -> None:
     mine = claim.take_claim(tmp_path, HERE)

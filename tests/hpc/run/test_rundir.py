@@ -18,7 +18,9 @@ from hpc.training import meet_ranks
 # Variables that `srun --pty bash` sets for every command typed in it.
 SHELL = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
 SHELL |= {"SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
-BATCH = {"PBS_JOBID": "18.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
+BATCH = {"PBS_JOBID": "18.server", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBCOOKIE": "0" * 32}
+# What each scheduler changes when it starts the same job again.
+AGAIN = [(SHELL, SHELL | {"SLURM_RESTART_COUNT": "1"}), (BATCH, BATCH | {"PBS_JOBCOOKIE": "1" * 32})]
 
 Start = Callable[..., Path]
 
@@ -71,22 +73,26 @@ def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, mon
     assert sorted((tmp_path / "runs").iterdir()) == [first, *(first.with_name(f"{first.name}-{n}") for n in (2, 3))]
 
 
-def test_each_run_of_an_interactive_shell_has_a_directory_of_its_own(start: Start) -> None:
-    dirs = [start(CPU, f"seed={seed}", **SHELL).name for seed in (1, 2, 2)]
-    assert dirs == ["digits_resnet_17", "digits_resnet_17-2", "digits_resnet_17-3"]
+@pytest.mark.parametrize(("shell", "number"), [(SHELL, 17), (BATCH, 18)])
+def test_each_run_of_a_job_has_a_directory_of_its_own(start: Start, shell: dict[str, str], number: int) -> None:
+    dirs = [start(CPU, f"seed={seed}", **shell).name for seed in (1, 2, 2)]
+    assert dirs == [f"digits_resnet_{number}", f"digits_resnet_{number}-2", f"digits_resnet_{number}-3"]
 
 
-def test_a_job_that_is_started_again_keeps_the_directories_of_its_runs(start: Start) -> None:
+@pytest.mark.parametrize(("before", "after"), AGAIN)
+def test_a_job_that_is_started_again_keeps_the_directories_of_its_runs(
+    start: Start, before: dict[str, str], after: dict[str, str]
+) -> None:
     runs = [[CPU, "seed=1"], [CPU, "seed=2"], [CPU, "seed=2"]]
-    first = [start(*words, outcome="continue", **SHELL) for words in runs]
-    again = [start(*words, outcome="continue", **SHELL, SLURM_RESTART_COUNT="1") for words in runs]
+    first = [start(*words, outcome="continue", **before) for words in runs]
+    again = [start(*words, outcome="continue", **after) for words in runs]
     assert again == first and len(set(first)) == 3
 
 
 def test_what_a_job_has_finished_is_no_failure_when_it_is_started_again(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for first, again in ((SHELL, SHELL | {"SLURM_RESTART_COUNT": "1"}), (BATCH, BATCH)):
+    for first, again in AGAIN:
         run_dir = start(CPU, **first)
         with pytest.raises(SystemExit) as left, errors.exit_on_config_error():
             start(CPU, **again)

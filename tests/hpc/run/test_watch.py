@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -262,8 +263,40 @@ def test_the_verdict_is_left_to_the_newest_attempt(start: Start, tmp_path: Path)
 def test_a_thread_that_keeps_the_interpreters_lock_does_not_keep_the_job(start: Start, tmp_path: Path) -> None:
     (stuck,) = start("import re\nprint('now', flush=True)\nre.match('(a+)+$', 'a' * 64 + 'b')", hang_seconds=1)
     assert said(stuck) == "now"
-    assert ends([stuck], 6) == [1]
-    assert "Timeout" in (tmp_path / "err0").read_text() and "in match" in (tmp_path / "err0").read_text()
+    assert ends([stuck], 20) == [-signal.SIGKILL]
+    told = (tmp_path / "err0").read_text()
+    assert "no thread of process" in told and "in match" in told.partition("no thread of process")[2]
+
+
+def test_time_in_which_a_process_is_stopped_is_no_hang(start: Start, tmp_path: Path) -> None:
+    """Check that a rank goes on that was stopped for longer than its limits, alone or with its guard, as by Ctrl-Z."""
+    then = """
+watching.report_progress(3)
+print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+while not (run_dir / "go").exists():
+    watching.report_progress(len(list(run_dir.glob("stop*"))))
+    time.sleep(0.02)
+"""
+    (rank,) = start(then, hang_seconds=2)
+    guard = map(int, said(rank).split())
+    for number, pids in enumerate(([rank.pid], [rank.pid, *guard])):
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(5)  # the rank's limit is 2 s, its guard's one second more
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        (tmp_path / f"stop{number}").touch()
+    (tmp_path / "go").touch()
+    assert ends([rank], 20) == [0]
+    assert (tmp_path / "err0").read_text() == "" and not (tmp_path / "errors").exists()
+
+
+def test_no_guard_is_left_behind(start: Start) -> None:
+    (process,) = start("print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True)\ntime.sleep(60)")
+    (guard,) = map(int, said(process).split())
+    assert Path(f"/proc/{guard}/cmdline").read_bytes().endswith(b"guard.py\0")
+    process.kill()
+    until(lambda: not Path(f"/proc/{guard}").exists())
 
 
 def test_the_lock_of_an_extension_whose_builder_was_killed_is_named(start: Start, tmp_path: Path) -> None:
@@ -350,6 +383,41 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     process.send_signal(signal.SIGUSR1)
     assert [said(process) for _ in range(4)] == ["child None", "-15 SIGUSR1", "7", "0"]
     assert ends([process], 5) == [0]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "expected"), [([], "SIGHUP"), (["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], None)]
+)
+def test_a_closed_terminal_is_a_warning_unless_it_is_ignored(
+    tmp_path: Path, wrapper: list[str], expected: str | None
+) -> None:
+    code = f"""
+import os, sys
+from contextlib import suppress
+sys.path.insert(0, {str(PROJECT / "src")!r})
+from hpc.run import signals
+warned = signals.install_signal_handlers()
+worker = os.fork()
+if not worker:
+    signals.signal.pause()
+os.mkdir(sys.argv[1] + "/ready")
+with suppress(OSError):
+    os.read(0, 1)  # until the terminal is closed
+if warned.signal:
+    print("nobody reads this", flush=True)
+is_alive = os.waitpid(worker, os.WNOHANG) == (0, 0)
+os.kill(worker, 9)
+with open(sys.argv[1] + "/told", "w") as stream:
+    stream.write(f"{{warned.signal}} {{is_alive}}")
+"""
+    pid, terminal = pty.fork()
+    if not pid:
+        command = [*wrapper, sys.executable, "-c", code, str(tmp_path)]
+        os.execvp(command[0], command)
+    until((tmp_path / "ready").exists)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert (tmp_path / "told").read_text() == f"{expected} True"
 
 
 def test_the_first_interrupt_is_a_warning_and_the_second_ends_what_is_blocked(start: Start, tmp_path: Path) -> None:

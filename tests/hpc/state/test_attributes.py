@@ -330,7 +330,11 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
 def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
     def made() -> Any:
         module: Any = Whole()
-        module.numbers, module.unused, module.act = itertools.count(), itertools.count(), torch.relu
+        module.numbers, module.unused = (
+            itertools.chain([1, 2]),
+            itertools.chain([1, 2]),
+        )  # no iterator over one container
+        module.act = torch.relu
         module.batches, module.late, module.later = (one for one in "abc"), None, None
         ring: list[Any] = [0]
         ring.append(ring)  # leads to itself

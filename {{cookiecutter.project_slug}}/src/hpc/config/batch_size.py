@@ -39,20 +39,6 @@ def check_batch_size(cfg: DictConfig) -> None:
         raise ConfigError(f"data.{GLOBAL}", size, rule, fix)
 
 
-def describe_batch_size(cfg: DictConfig) -> str:
-    """Return both sizes in words, or that the loaders decide."""
-    layout = derive_layout(cfg)
-    if layout.micro_batch_size is None or layout.global_batch_size is None:
-        return "batch size: as the loaders of the data have it, on each device"
-    accumulate = cfg.trainer.accumulate_grad_batches
-    accumulated = f" * {accumulate} accumulated" if accumulate > 1 else ""
-    ranks = layout.data_parallel_size
-    return (
-        f"batch size: {layout.micro_batch_size} on each device * {ranks} device{'s' * (ranks > 1)}{accumulated} "
-        f"= {layout.global_batch_size}"
-    )
-
-
 def with_class_batch_size(node: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
     """Return the node `data` with the size under the name that its class takes.
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from hpc.config.errors import ConfigError
 from hpc.data.prefetch import prefetch
+from hpc.data.sample_randomness import fetches_together
 from hpc.data.sampler import ResumableLoader, sample_seeds
 from hpc.state import randomness
 
@@ -73,7 +74,7 @@ class IndexedDataset(Dataset):
             return self._samples_with_draws(index_list, sample_seeds(self.seed, epoch, indices=index_list))
 
     def _samples_with_draws(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
-        if hasattr(self.dataset, "__getitems__"):
+        if fetches_together(self.dataset):
             randomness.seed_host(seeds[0])
             return self.dataset.__getitems__(indices)
         samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]

@@ -9,12 +9,13 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from hpc.config.errors import ConfigError
 from hpc.data.rank_samplers import RankBatchSampler, RankSampler, RankTurns
 from hpc.data.sample_randomness import seed_samples
-from hpc.data.sampler import batch_ranges
+from hpc.data.sampler import batch_ranges, training_ranges
 
 USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
 
@@ -37,7 +38,9 @@ def share_loader(
         shared, note = _cut_order(split, loader, order, is_training=is_training, ranks=(rank, num_ranks), seed=seed)
     else:
         items = loader.sampler if batches is None else batches
-        shared = RankTurns(items, rank=rank, num_ranks=num_ranks, drops_rest=is_training, seed=seed)
+        has_batches = batches is not None
+        place = {"rank": rank, "num_ranks": num_ranks, "seed": seed}
+        shared = RankTurns(items, drops_rest=is_training, has_batches=has_batches, **place)
         note = _describe_turns(split, items, is_training=is_training, num_ranks=num_ranks)
     if is_training and sized_len(shared) == 0:
         rule = f"Each of the {num_ranks} ranks must get a batch" if num_ranks > 1 else "A loader must have a batch"
@@ -80,13 +83,21 @@ def _cut_order(
     num_samples, batch_size = len(order), batches.batch_size
     if batches.drop_last:  # an evaluation leaves out as many samples as in one process
         num_samples -= num_samples % (batch_size * num_ranks if is_training else batch_size)
-    parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
-    parts = [] if is_training and num_samples < num_ranks else [part for part in parts if len(part)]
+    if is_training:
+        parts = training_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+        parts = parts if num_samples >= num_ranks else []
+    else:
+        ranges = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+        parts = [part for part in ranges if part]
+    rest = num_samples % (batch_size * num_ranks)
+    last_size = rest if is_training and rest % num_ranks else None
     shared_out = f"are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
     note = f"{split}: {num_samples} samples {shared_out if num_ranks > 1 else f'in batches of {batch_size}'}"
     if is_training and isinstance(order, RandomSampler):
         note += "; their order follows from seed and epoch"
-    return RankBatchSampler(order, parts, is_even=num_samples >= num_ranks, seed=seed), note
+    sizes: dict[str, Any] = {"is_even": num_samples >= num_ranks, "last_size": last_size, "num_ranks": num_ranks}
+    sizes |= {"batch_size": batch_size, "drop_last": batches.drop_last}
+    return RankBatchSampler(order, parts, seed=seed, **sizes), note
 
 
 def _describe_turns(split: str, items: Any, *, is_training: bool, num_ranks: int) -> str:
@@ -122,6 +133,11 @@ def _stays_as_it_is(split: str, loader: DataLoader, sampler: Any, *, is_training
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     if is_training or sampler.num_replicas * len(sampler) == num_samples:
         return True
+    if sampler is loader.batch_sampler:
+        with isolate_rng(include_cuda=False):
+            num_own = sum(map(len, sampler))
+        if num_own == len(range(rank, num_samples, num_ranks)):
+            return True
     if type(sampler) is not DistributedSampler:
         rule = f"Evaluation must count each of the {num_samples} samples once; "
         rule += f"{name} gives {sampler.num_replicas} * {len(sampler)}"

@@ -13,6 +13,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Sampler
 
 from hpc.config.errors import ConfigError
+from hpc.data.map_loaders import unwrap
 from hpc.data.rank_samplers import RankSampler
 from hpc.data.sample_randomness import is_seeded
 from hpc.data.sampler import GlobalOrderSampler
@@ -191,6 +192,12 @@ def make_workers_short_lived(loader: Any) -> bool:
 def index_sampler(loader: Any) -> Any:
     """Return the sampler that gives the indices of each batch, or of each sample if a loader makes no batches."""
     return getattr(loader, "_index_sampler", None)
+
+
+def recorded_sampler(loader: Any) -> Any:
+    """Return the sampler that gives the indices of each batch, without what records or wraps it."""
+    batches = unwrap(index_sampler(loader))
+    return batches.batches if isinstance(batches, RecordingBatchSampler) else batches
 
 
 def list_samplers(loader: DataLoader) -> list[Any]:

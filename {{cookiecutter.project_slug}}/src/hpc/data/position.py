@@ -139,6 +139,30 @@ def samples_per_micro_batch(trainer: L.Trainer) -> list[int]:
     ]
 
 
+def describe_batch_size(trainer: L.Trainer, *, configured: int | None) -> str:
+    """Return in words how many samples the training loaders give each device, and a step in all.
+
+    Args:
+        configured: of each device, according to the config; None: it says nothing.
+    """
+    sizes = [_batch_size(loader) for loader in training_loaders(trainer)]
+    if None in sizes:
+        return "batch size: as the loaders of the data have it, on each device"
+    ranks, accumulate = num_data_ranks(trainer), micro_batches_per_step(trainer, trainer.current_epoch)
+    each, whole = (" and ".join(str(size * times) for size in sizes) for times in (1, ranks * accumulate))  # type: ignore
+    accumulated = f" * {accumulate} accumulated" if accumulate > 1 else ""
+    text = f"batch size: {each} on each device * {ranks} device{'s' * (ranks > 1)}{accumulated} = {whole}"
+    other = configured is not None and sizes != [configured]
+    return f"{text}, as the data's loader has it; the config says {configured} on each device" if other else text
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Return the samples of a batch of this rank; None if the loader does not say."""
+    sampler = getattr(loader, "sampler", None)
+    is_own = isinstance(sampler, GlobalOrderSampler)
+    return sampler.micro_batch_size if is_own else getattr(loader, "batch_size", None)
+
+
 def validation_samples(trainer: L.Trainer) -> list[int] | None:
     """Return for each validation loader how many samples all ranks take from it; 0: all; None: no loaders exist yet."""
     loop = trainer.fit_loop.epoch_loop.val_loop

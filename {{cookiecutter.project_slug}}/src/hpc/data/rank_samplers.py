@@ -6,9 +6,11 @@ random numbers of training.
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice
+from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Any
 
+import numpy as np
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import Sampler
@@ -30,6 +32,15 @@ class EpochIndices(list):
 
     epoch = 0
     places: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class EpochIndex:
+    """The index of a sample of a loader that makes no batches, with what its random numbers depend on."""
+
+    index: Any
+    epoch: int
+    place: int
 
 
 class RankSampler(Sampler[Any]):
@@ -82,9 +93,10 @@ class RankSampler(Sampler[Any]):
             randomness.seed_host(key)
             return iter(list(self.sampler))
 
-    def _note(self, order: list[Any]) -> None:
+    def _note(self, order: Any) -> None:
         if self.checksum is None:
-            self.checksum = zlib.crc32(repr(order).encode())
+            content = order.data if isinstance(order, np.ndarray) else repr(order).encode()
+            self.checksum = zlib.crc32(content)
 
     def _batch(self, indices: Iterable[Any], first: int) -> EpochIndices:
         """Return a batch whose samples lie in the order from the place `first` on."""
@@ -97,21 +109,44 @@ class RankBatchSampler(RankSampler):
     """The batches of one rank, cut from the order of a sampler of known length.
 
     Args:
-        parts: the positions in that order of each batch of this rank; see `batch_ranges`.
+        batch_size, drop_last: as of torch's BatchSampler.
+        parts: the positions in that order of each batch of this rank; see `batch_ranges` and `training_ranges`. For an
+            empty part it gets a sample to compute along with.
         is_even: all ranks have equally many.
+        last_size: samples of all ranks in the last batch; None: equally many on each.
+        num_ranks: ranks that share a batch out.
     """
 
-    def __init__(self, sampler: Any, parts: list[range], *, seed: int, is_even: bool = True) -> None:
-        super().__init__(sampler, seed=seed, parts=parts, is_even=is_even)
+    def __init__(
+        self,
+        sampler: Any,
+        parts: list[range],
+        *,
+        seed: int,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        is_even: bool = True,
+        last_size: int | None = None,
+        num_ranks: int = 1,
+    ) -> None:
+        sizes = {"batch_size": batch_size, "drop_last": drop_last, "last_size": last_size, "num_ranks": num_ranks}
+        super().__init__(sampler, seed=seed, parts=parts, is_even=is_even, **sizes)
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __iter__(self) -> Iterator[EpochIndices]:
-        order = list(self._draw())
+        order = _compact(self._draw())
         self._note(order)
         for part in self.parts:
-            yield self._batch(order[part.start : part.stop], part.start)
+            first = part.start if part else len(order) - 1
+            indices = order[first : max(first + 1, part.stop)]
+            yield self._batch(indices.tolist() if isinstance(indices, np.ndarray) else indices, first)
+
+    def share(self, number: int) -> float:
+        """Return how many samples of a batch this rank has, relative to the mean of all ranks."""
+        is_last = number == len(self.parts) - 1
+        return len(self.parts[-1]) * self.num_ranks / self.last_size if is_last and self.last_size else 1.0
 
 
 class RankTurns(RankSampler):
@@ -119,10 +154,13 @@ class RankTurns(RankSampler):
 
     Args:
         drops_rest: all ranks get equally many batches, as in training; the last ones of an epoch may be left out.
+        has_batches: the sampler gives batches; False: what its loader takes as the index of a sample.
     """
 
-    def __init__(self, sampler: Any, *, rank: int, num_ranks: int, drops_rest: bool, seed: int) -> None:
-        part = {"rank": rank, "num_ranks": num_ranks, "drops_rest": drops_rest}
+    def __init__(
+        self, sampler: Any, *, rank: int, num_ranks: int, drops_rest: bool, has_batches: bool, seed: int
+    ) -> None:
+        part = {"rank": rank, "num_ranks": num_ranks, "drops_rest": drops_rest, "has_batches": has_batches}
         super().__init__(sampler, seed=seed, is_even=drops_rest, **part)
 
     def __len__(self) -> int:
@@ -137,8 +175,18 @@ class RankTurns(RankSampler):
                 return
             self._note(turn)
             if len(turn) > self.rank and not (self.drops_rest and len(turn) < self.num_ranks):
-                batch = turn[self.rank]
-                yield self._batch(batch, number * BATCH_PLACES) if isinstance(batch, list | tuple) else batch
+                batch, place = turn[self.rank], number * BATCH_PLACES
+                if self.has_batches:
+                    yield self._batch(batch, place)
+                else:  # an evaluation seeds no samples
+                    yield EpochIndex(batch, self.epoch, place) if self.drops_rest else batch
+
+
+def _compact(order: Iterator[Any]) -> Any:
+    """Return an order of integers as an array, which takes a fifth of the memory of a list; else a list."""
+    first = next(order, None)
+    rest = order if first is None else chain([first], order)
+    return np.fromiter(rest, np.int64) if type(first) is int else list(rest)
 
 
 def draw_apart(items: Iterable[Any], key: int) -> Iterator[Any]:

@@ -3,20 +3,29 @@
 So they are the same in every layout and after a resume, and no batch must be fetched again to find them.
 """
 
-from contextlib import nullcontext
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
+from itertools import islice
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import lightning as L
+import numpy as np
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, get_worker_info
 
-from hpc.data.rank_samplers import EpochIndices
+from hpc.data.rank_samplers import EpochIndex, EpochIndices
 from hpc.data.sampler import sample_seeds
 from hpc.run.signals import block_signals_in_worker
 from hpc.state import plain_forms, randomness
 
-INNER = ("dataset", "transform", "transforms", "target_transform")  # attributes that hold parts of a dataset
+MAX_ENTRIES = 1000  # of a container that are looked at; a longer one holds samples
+SIMPLE = (bool, int, float, str, bytes, type(None), Tensor, np.ndarray)
+# Objects that know the whole run.
+NOT_SEARCHED = (*SIMPLE, type, ModuleType, L.Trainer, L.LightningModule, L.LightningDataModule, L.Callback)
 FIELD = "_seeds_samples"  # of a loader whose samples have random numbers of their own
 
 
@@ -34,6 +43,9 @@ class SeededSamples(Dataset):
 
     def __getitem__(self, index: Any) -> Any:
         """Return the sample of one index: for `__getitems__`, or for a loader that makes no batches."""
+        if isinstance(index, EpochIndex):
+            with _isolated():
+                return self._sample(index.index, *sample_seeds(self.seed, index.epoch, indices=[index.place]))
         try:
             return self.dataset[index]
         except Exception as error:
@@ -41,9 +53,9 @@ class SeededSamples(Dataset):
             raise
 
     def __getitems__(self, indices: EpochIndices) -> Any:
-        with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
+        with _isolated():
             seeds = sample_seeds(self.seed, indices.epoch, indices=list(indices.places))
-            if getattr(self.dataset, "__getitems__", None):
+            if fetches_together(self.dataset):
                 randomness.seed_host(seeds[0])
                 return self.dataset.__getitems__(list(indices))
             return [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
@@ -51,6 +63,21 @@ class SeededSamples(Dataset):
     def _sample(self, index: Any, seed: int) -> Any:
         randomness.seed_host(seed)
         return self[index]
+
+
+def fetches_together(dataset: Any) -> bool:
+    """Return whether a dataset fetches many samples at once, and not one by one as torch's Subset does."""
+    fetch = getattr(type(dataset), "__getitems__", None)
+    if fetch is getattr(Subset, "__getitems__", None):
+        return fetches_together(dataset.dataset)
+    if fetch is getattr(StackDataset, "__getitems__", None):
+        inner = dataset.datasets
+        return any(map(fetches_together, inner.values() if isinstance(inner, dict) else inner))
+    return getattr(dataset, "__getitems__", None) is not None
+
+
+def _isolated() -> AbstractContextManager[None]:
+    return nullcontext() if get_worker_info() else isolate_rng(include_cuda=False)
 
 
 def seed_samples(loader: DataLoader, seed: int) -> None:
@@ -83,11 +110,28 @@ def _has_own_generator(dataset: Any) -> bool:
     to_visit, seen = [dataset], set()
     while to_visit:
         part = to_visit.pop()
-        if id(part) in seen or not hasattr(part, "__dict__"):
-            continue
-        seen.add(id(part))
-        if any(plain_forms.is_generator(value) for value in vars(part).values()):
+        if plain_forms.is_generator(part):
             return True
-        to_visit += [getattr(part, name, None) for name in INNER]
-        to_visit += [*(getattr(part, "datasets", None) or ())]
+        if id(part) not in seen and not isinstance(part, NOT_SEARCHED):
+            seen.add(id(part))
+            to_visit += _parts(part)
     return False
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the attributes of an object, the entries of a container, and what a function has been given."""
+    if isinstance(value, FunctionType | MethodType | partial):
+        bound = [getattr(value, name, None) for name in ("__self__", "func", "args", "keywords")]
+        return [*bound, *(cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell))]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        return [part for part in islice(value, MAX_ENTRIES) if not isinstance(part, SIMPLE)]
+    return [part for part in getattr(value, "__dict__", {}).values() if not isinstance(part, SIMPLE)]
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not set yet
+        return False

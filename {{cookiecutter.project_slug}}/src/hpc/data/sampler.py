@@ -115,6 +115,20 @@ def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int
     return parts
 
 
+def training_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
+    """Return the positions of each batch of one rank, cut from the batches of one process that trains alone.
+
+    That process has batches of `batch_size * num_ranks`, of which the last may be smaller. The parts of a batch differ
+    by one sample at most, so those of the last ranks may be empty.
+    """
+    parts = []
+    for first in range(0, num_samples, batch_size * num_ranks):
+        size = min(batch_size * num_ranks, num_samples - first)
+        begin, end = (-(-size * part // num_ranks) for part in (rank, rank + 1))  # rounded up
+        parts.append(range(first + begin, first + end))
+    return parts
+
+
 def uniform_per_sample(seed: int, epoch: int, *, indices: Tensor, num: int) -> Tensor:
     """Return random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
 

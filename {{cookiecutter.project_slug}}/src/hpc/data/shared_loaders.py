@@ -4,8 +4,8 @@ The order of a loader over a map-style dataset is cut into parts (`map_loaders`)
 sample (`stream_loader`). Whatever changes is printed once.
 """
 
-import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -21,8 +20,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from hpc.config.errors import ConfigError
 from hpc.data import noted_batches, replay
 from hpc.data.even_batches import EvenBatches, suppressed
+from hpc.data.loader_making import MakingEffects
 from hpc.data.map_loaders import loader_error, share_loader, unwrap
 from hpc.data.rank_samplers import RankSampler
+from hpc.data.rank_steps import RankSteps, data_rank_and_size, run_seed
 from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
 from hpc.data.stream_loader import StreamLoader
 
@@ -30,18 +31,13 @@ from hpc.data.stream_loader import StreamLoader
 _ITERATIONS = (DataLoader.__iter__, StatefulDataLoader.__iter__)
 
 
-def data_rank_and_size(strategy: Any) -> dict[str, int]:
-    """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
-    kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
-    return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
-
-
-class ShardsDataLoaders:
+class ShardsDataLoaders(RankSteps):
     """A mixin for strategies that shares out the loaders that Lightning passes to them."""
 
     lightning_module: Any
     evaluation: Sequence[list[Any]] = ()  # saved generators of each validation loader that is still to be created
     _printed_notes: tuple[str, ...] = ()
+    _has_checked_test_loaders = False
     _host_group: Any = None  # of all ranks; made when it is needed first
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -58,8 +54,10 @@ class ShardsDataLoaders:
             self._host_group = self._host_group or dist.new_group(backend="gloo")
             if _extremes(int(may_be_uneven(loader)), self._host_group)[1]:  # on any rank, as their datasets may differ
                 loader = EvenBatches(loader, group=self._host_group, repeats_last=stage != RunningStage.TRAINING)
-        if stage == RunningStage.TRAINING and not is_single_process:
-            self._check_evaluation_loaders(trainer)
+        data = getattr(trainer, "datamodule", None)
+        has_test = data is not None and trainer.limit_test_batches and not self._has_checked_test_loaders
+        if stage == RunningStage.TRAINING and not is_single_process and has_test:
+            self._check_test_loaders(trainer)
         self._print_once(note, trainer)
         if is_validating and self.evaluation:
             replay.restore_evaluation(trainer, loader, saved=self.evaluation[0])
@@ -82,9 +80,11 @@ class ShardsDataLoaders:
         batch_idx, dataloader_idx = [*numbers, 0, 0][:2]
         loader = tree_leaves(loaders)[dataloader_idx] if numbers else None
         num_own = loader.num_own if isinstance(loader, EvenBatches) else None
-        if num_own is None or batch_idx < num_own:
-            return step(*args, **kwargs)
-        with suppressed(self.lightning_module, has_logged=num_own > 0):
+        with ExitStack() as stack:
+            self._draw_noise(stack, name, batch_idx, dataloader_idx)
+            if num_own is None or batch_idx < num_own:
+                return step(*args, **kwargs)
+            stack.enter_context(suppressed(self.lightning_module, has_logged=num_own > 0))
             step(*args, **kwargs)
         return None
 
@@ -93,30 +93,22 @@ class ShardsDataLoaders:
             self._printed_notes += (note,)
             print(note, flush=True)
 
-    def _check_evaluation_loaders(self, trainer: Any) -> None:
-        """Reject loaders of validation and test before training, if they can be created by then."""
-        limits = {"val": trainer.limit_val_batches, "test": trainer.limit_test_batches}
-        data = getattr(trainer, "datamodule", None)
-        for split in (split for split, limit in limits.items() if limit and data is not None):
-            try:
-                created = getattr(data, f"{split}_dataloader")()
-                loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
-            except ConfigError:
-                raise
-            except Exception:  # the researcher's setup("test") may have to come first
-                continue
-            stage, place = (
-                RunningStage.TESTING if split == "test" else RunningStage.VALIDATING,
-                data_rank_and_size(self),
-            )
-            for loader in loaders:
-                shard_dataloader(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce as Lightning does, but without truncating the mean of integers, such as counts of samples."""
-        if reduce_op in ("mean", "avg") and isinstance(tensor, Tensor) and not tensor.is_floating_point():
-            tensor = tensor.double()
-        return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
+    def _check_test_loaders(self, trainer: Any) -> None:
+        """Reject loaders of the test before training, if they can be made by then; leave no trace of making them."""
+        self._has_checked_test_loaders, effects = True, MakingEffects(trainer)
+        effects.begin_epoch()
+        effects.restore_and_capture()
+        try:
+            created = trainer.datamodule.test_dataloader()
+            loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
+        except ConfigError:
+            raise
+        except Exception:  # the researcher's setup("test") may have to come first
+            return
+        finally:
+            effects.restore(effects.changed())
+        for loader in loaders:
+            shard_dataloader(loader, RunningStage.TESTING, **data_rank_and_size(self))
 
 
 def shard_dataloader(
@@ -172,8 +164,7 @@ def reject_differing_orders(loaders: Any, group: Any, *, split: str) -> None:
     for loader in tree_leaves(loaders) if group else []:
         if is_map_style(loader):
             _reject_differing_lengths(loader, group, split=split)
-        batches = noted_batches.index_sampler(loader)
-        shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else unwrap(batches)
+        shared = noted_batches.recorded_sampler(loader)
         if not isinstance(shared, RankSampler) or shared.is_compared or shared.checksum is None:
             continue
         shared.is_compared = True
@@ -202,11 +193,6 @@ def _extremes(number: int, group: Any) -> tuple[int, int]:
     max_and_minus_min = torch.tensor([number, -number])
     dist.all_reduce(max_and_minus_min, dist.ReduceOp.MAX, group=group)
     return -int(max_and_minus_min[1]), int(max_and_minus_min[0])
-
-
-def run_seed() -> int:
-    """Return the run's seed, which `lightning.seed_everything` has written into the environment."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def _as_plain_loader(loader: Any) -> DataLoader:

@@ -119,6 +119,9 @@ def write_header_and_notes(descriptor: int, out: str, *, notes: dict[str, Any], 
     """
     token_bytes = {"uint8": 1, "uint16": 2, "uint32": 4}[notes["dtype"]]
     num = sum(size for size, _, _ in done) // token_bytes
+    if not num:
+        rule = "must hold text; the tokenizer makes no token of it"
+        raise ConfigError("data.files", None, rule, "files that are not empty, or another tokenizer=")
     write_at(descriptor, memoryview(npy_header(num, notes["dtype"])), offset=0)
     notes["tokens"], notes["parts"] = num, [[size // token_bytes, crc] for size, crc, _ in done]
     notes["bytes_per_token"] = sum(length for _, _, length in done) / num

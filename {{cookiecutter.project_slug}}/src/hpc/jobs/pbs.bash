@@ -105,9 +105,13 @@ record_stalled_starts() { # starts in a row that brought no newer checkpoint
     echo "$stalled" >"$run_dir/stalled"
 }
 
+query_job() { PATH=$PATH:${PBS_O_PATH:-} timeout 20 qstat -f "$PBS_JOBID" 2>&1; }
+
 count_this_start() { # the count starts at 0 when a person submits the job
     stalled=0 before=$(measure_progress)
-    [ -z "${HPC_AFTER:-}" ] || { read -r stalled <"$run_dir/stalled" && echo "job.sh: continues after job $HPC_AFTER"; }
+    run_count=$(query_job | sed -n 's/^ *run_count = \([0-9]*\)$/\1/p') # 2 if PBS has started this job again
+    [ -z "${HPC_AFTER:-}" ] || echo "job.sh: continues after job $HPC_AFTER"
+    if [ -n "${HPC_AFTER:-}" ] || [ "${run_count:-1}" -gt 1 ]; then read -r stalled <"$run_dir/stalled"; fi
     [[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file: bash arithmetic would execute its contents
     stalled=$((10#$stalled + 1))
     record_stalled_starts
@@ -128,16 +132,24 @@ find_address() {
     [ -n "$address" ] || reject "$HOSTNAME has no IPv4 address on interface $interface (ip addr): set cluster.interface"
 }
 
+draw_port() { # at which nothing listens on this host
+    for _ in {1..20}; do
+        port=$((10000 + RANDOM % 22768))
+        (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
+    done
+}
+
 # -- The nodes of a job, and the next job --
 
 start_nodes() {
     attempt=$(mktemp -d "$run_dir/.attempt-$id-XXXXXX") || exit 1 # a new one per start: PBS may start a job again
     trap 'rm -rf -- "$attempt"' EXIT
     # The next job once it is submitted; the error if it never can be; early or late once this job got TERM.
-    next='' permanent_error='' term=''
+    next='' permanent_error='' term='' outlived=''
     is_stopping='' ended=0 worst=0 rejected='' saved=''
     logged=$(wc -c <"$run_dir/job-$id.log")
-    launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" "$end" "$work_dir" &
+    draw_port
+    launch "$run_dir" "$attempt" "$address" "$port" "$id" "$end" "$work_dir" &
     launcher=$!
     trap handle_term TERM
 }
@@ -188,11 +200,28 @@ watch_nodes() { # until all nodes have written their exit codes
 }
 
 is_next_wanted() { # whether a next job is still to be submitted
-    [ "$chain" -eq 1 ] && [ "$stalled" -lt "$retries" ] && [ -z "$next$permanent_error" ] && [ "$term" != early ]
+    [ "$chain" -eq 1 ] && [ "$stalled" -lt "$retries" ] && [ -z "$next$permanent_error$outlived" ] &&
+        [ "$term" != early ]
+}
+
+# A script goes on after its job where PBS has lost the host. PBS starts the job again, so it needs no next one.
+has_outlived_its_job() {
+    local count="run_count = $run_count"
+    [ -z "$run_count" ] || count+=$'\n' # the whole number
+    case $(query_job; echo .) in
+    *"job_state = R"*"$count"*) false ;;
+    *"job_state = "* | *"Unknown Job Id"* | *"has finished"*) true ;;
+    *) false ;; # the server cannot be asked
+    esac
 }
 
 submit_next() {
     is_next_wanted || return 0
+    if has_outlived_its_job; then
+        outlived=yes
+        echo "job.sh: PBS has ended job $id or started it again, so this script, which is still here, submits no job"
+        return 0
+    fi
     # It waits for this job. No job can wait for a part of an array, so there it waits until the ranks are surely gone.
     local after=(-W "depend=afterany:$PBS_JOBID")
     case $PBS_JOBID in *\[*) after=(-a "$(date -d '+2 minutes' +%Y%m%d%H%M.%S)") ;; esac
@@ -204,7 +233,7 @@ submit_next() {
         echo "job.sh: continues as job $next"
     else
         # Other errors pass: "cannot connect to server", or "would exceed queue's per-user limit".
-        local never='bad uid|unauthorized|not found|no such file|illegal|unknown (queue|resource)'
+        local never='bad uid|unauthorized|command not found|script file.*no such|illegal|unknown (queue|resource)'
         permanent_error=$(grep -iE "$never" "$attempt/qsub")
     fi
 }
@@ -246,7 +275,7 @@ print_how_to_continue() {
         echo "job.sh: the next job of the chain continues; after the last, $resume_hint"
     elif [ "$stalled" -ge "$retries" ]; then
         echo "job.sh: $stalled starts in a row brought no newer checkpoint, so this is the last job; $resume_hint"
-    elif [ -z "$next" ]; then
+    elif [ -z "$next$outlived" ]; then
         echo "job.sh: could not submit the next job from here; $resume_hint"
     fi
 }

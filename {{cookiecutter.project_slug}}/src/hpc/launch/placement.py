@@ -1,5 +1,6 @@
 """Read from the environment where this process stands among the ranks of its launch. Imports no torch."""
 
+import hashlib
 import math
 import re
 import socket
@@ -98,6 +99,13 @@ def job_id(environ: Mapping[str, str]) -> str:
     if "SLURM_ARRAY_JOB_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID", "").split(".")[0]
+
+
+def start_key(environ: Mapping[str, str]) -> str:
+    """Return what tells the starts of a job apart: Slurm's count of restarts, or a digest of PBS's cookie; else "0"."""
+    if cookie := environ.get("PBS_JOBCOOKIE", ""):  # a secret: who knows it may start processes in the job
+        return f"pbs-{hashlib.sha256(cookie.encode()).hexdigest()[:16]}"
+    return environ.get("SLURM_RESTART_COUNT", "0")
 
 
 def first_host(nodes: str) -> str:

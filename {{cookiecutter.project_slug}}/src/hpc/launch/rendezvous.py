@@ -49,8 +49,7 @@ class LaunchIdentity:
         exported_port = environ.get("MASTER_PORT")
         shares_parent = place.local_world_size == place.world_size and not exported_port
         job = placement.job_id(environ) or (os.getppid() if shares_parent else "")
-        restarts = environ.get("SLURM_RESTART_COUNT", 0)
-        key = f"{os.getuid()}.{job}.{place.step}.{restarts}.{place.world_size}.{exported_port}"
+        key = f"{os.getuid()}.{job}.{place.step}.{placement.start_key(environ)}.{place.world_size}.{exported_port}"
         first = [_parse_port(exported_port)] if exported_port else []
         derived = [10000 + zlib.crc32(f"{key}.{number}".encode()) % 20000 for number in range(NUM_PORTS)]
         command = json.dumps([sys.argv, os.getcwd()])

@@ -106,7 +106,8 @@ class Continuation:
             replay.pass_over_batches(
                 trainer, loaders, num_done=self._num_batches_done, tick=report, is_same=is_same and not other_data
             )
-            self.before_restored = self._restore_data(trainer) | self.before_restored  # also what collates samples
+        # Also what collates samples, and what the making of loaders has changed.
+        self.before_restored = self._restore_data(trainer) | self.before_restored
         schedules.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
@@ -114,8 +115,7 @@ class Continuation:
             names = module.state_dict(keep_vars=True).keys()
             self.saved_buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in names}
         if self._makes_new_loaders(trainer):
-            self.before_restored = self._restore_data(trainer) | self.before_restored
-            trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right random numbers
+            trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right attributes
         # If a validation was just done, Lightning counts it by this function, which makes an iterator of its data.
         validation = trainer.fit_loop.epoch_loop.val_loop
         validation.increment_progress_to_evaluation_end = _keep_random_state(  # type: ignore[method-assign]
@@ -128,7 +128,7 @@ class Continuation:
         changed = state.get("attributes", [])
         if self._makes_new_loaders(trainer):  # the data were restored before, and have made loaders since
             changed = [entry for entry in changed if not entry[0].startswith((attributes.DATA, attributes.COLLATE))]
-        attributes.restore(trainer, module, changed=changed)
+        attributes.restore(trainer, module, changed=changed, is_other_rank=not self.is_same_world_size)
         trainer_settings.restore(trainer, state.get("settings", []))
 
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -147,10 +147,9 @@ class Continuation:
             self._restore(trainer, module)
 
     def loader_notes(self, trainer: L.Trainer) -> dict[str, Any]:
-        """Return what `LoaderRandomness` noted of loaders that are still the same at this position."""
+        """Return what `LoaderMaking` noted of loaders that are still the same at this position."""
         notes = self._state_of_rank().get("made_loaders", {})
-        starts_epoch = self.start.between_epochs or not self.is_same_epoch
-        has_new_loaders = trainer.reload_dataloaders_every_n_epochs and starts_epoch  # type: ignore[attr-defined]
+        has_new_loaders = self._is_reload_due(trainer) and (self.start.between_epochs or not self.is_same_epoch)
         return {split: note for split, note in notes.items() if split != "train" or not has_new_loaders}
 
     def state_before_transfer(self) -> dict[str, Any] | None:
@@ -174,7 +173,13 @@ class Continuation:
             trainer.fit_loop.epoch_progress.increment_completed()
 
     def _makes_new_loaders(self, trainer: L.Trainer) -> bool:
-        return bool(self.start.between_epochs and trainer.reload_dataloaders_every_n_epochs)  # type: ignore[attr-defined]
+        """Return whether a whole epoch comes next, with new training loaders."""
+        return self.start.between_epochs and self._is_reload_due(trainer)
+
+    def _is_reload_due(self, trainer: Any) -> bool:
+        note = self._state_of_rank().get("made_loaders", {}).get("train")
+        interval = trainer.reload_dataloaders_every_n_epochs
+        return bool(interval) and (note is None or self.start.epoch - note["epoch"] >= interval)
 
     def _undo_transfer(self, trainer: Any, module: L.LightningModule) -> None:
         """Undo what moving the first batch has changed: it had been moved before the save, so that is in the state."""
@@ -201,8 +206,8 @@ class Continuation:
                 states = [read_rank_state(self.folder, rank) for rank in ranks]
             epoch_states = [state["epoch"] for state in states]
             epoch_metrics.restore(trainer, module, states=epoch_states, is_own=self.is_same_world_size)
-        if "random" in self.rank_state:
-            randomness.restore(self.rank_state["random"])
+        # Of a rank that is new, too: outside of steps all ranks draw the same numbers.
+        randomness.restore(self._state_of_rank()["random"])
 
     def _num_batches_done(self, saved: int | None) -> int:
         """Return how many batches of a loader are done: of a shorter one that begins again, in its present pass.

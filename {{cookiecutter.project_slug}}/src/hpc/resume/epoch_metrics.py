@@ -43,8 +43,7 @@ MERGE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 def state(trainer: L.Trainer, module: nn.Module) -> dict[str, Any]:
     """Return the sums of this rank, as plain data on the host."""
     results, validation = trainer.fit_loop.epoch_loop._results, trainer.fit_loop.epoch_loop.val_loop
-    reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
-    counts = not reloads or validation._last_val_dl_reload_epoch == trainer.current_epoch  # new loaders start at 0
+    counts = not validation._should_reload_val_dl  # new loaders start at 0
     return {
         "logged": {key: _logged_state(result) for key, result in results.items()},
         "metrics": {name: _metric_state(metric) for name, metric in _metrics(module) if _has_seen(metric)},

@@ -8,9 +8,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpc.checkpoint import plain_data
 from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.conversion import to_dataclass
-from hpc.config.sections import CheckpointConfig, FaultsConfig
+from hpc.config.sections import CheckpointConfig, FaultsConfig, derive_layout
 from hpc.data import noted_batches
-from hpc.data.loader_randomness import LoaderRandomness
+from hpc.data.loader_making import LoaderMaking
+from hpc.data.position import describe_batch_size
 from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
@@ -70,7 +71,7 @@ class Resume(StopsEvaluations):
                 trainer, self.run, saver=self.saver, faults=self.faults, trial=self.trial
             )
         if stage == "fit":
-            self._loader_randomness, self._transfer = LoaderRandomness(trainer), TransferEffects(trainer)
+            self._loader_making, self._transfer = LoaderMaking(trainer), TransferEffects(trainer)
             trainer.strategy.writer.claim = self.run.claim  # type: ignore[attr-defined]
             # Lightning would ask all ranks at every step whether one got SIGTERM, and hide what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -92,6 +93,8 @@ class Resume(StopsEvaluations):
         self.signals.install_handlers()  # there may have been no sanity check
         self.signals.set_interruptible(True)
         rebuild_ddp_buckets(trainer, pl_module)
+        if trainer.is_global_zero:
+            print(describe_batch_size(trainer, configured=derive_layout(self.run.cfg).micro_batch_size), flush=True)
         unsupported.reject_unsupported_trainer(trainer)
         unsupported.reject_early_stopping_before_validation(
             trainer, set() if self._continuation else self._validation_metrics
@@ -152,6 +155,7 @@ class Resume(StopsEvaluations):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
         self.boundary.nonfinite.update(outputs)
+        trainer.strategy.share = 1.0  # the module may call backward between two steps
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.saver.has_new_metrics:
@@ -217,7 +221,7 @@ class Resume(StopsEvaluations):
             trainer, pl_module, initial=self.initial, random_at_start=self._random_at_start
         )
         checkpoint["unused"] = getattr(trainer.strategy, "unused", None)
-        checkpoint[RANK_STATE]["made_loaders"] = self._loader_randomness.state()
+        checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
         is_fetched = checkpoint["position"]["is_fetched"]
         checkpoint[RANK_STATE]["transferred"] = self._transfer.state() if is_fetched else None
         self.saver.add_to_checkpoint(trainer, checkpoint)
@@ -234,7 +238,7 @@ class Resume(StopsEvaluations):
             self.run.run_dir, position["stepped"], attempt=checkpoint["attempt"]
         )
         self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped)
-        self._loader_randomness.again = self._continuation.loader_notes(trainer)
+        self._loader_making.again = self._continuation.loader_notes(trainer)
         self._transfer.to_restore = self._continuation.state_before_transfer()
         trainer.strategy.evaluation = self._continuation.evaluation_generators()  # type: ignore[attr-defined]
         self.saver.saved_step = checkpoint["global_step"]

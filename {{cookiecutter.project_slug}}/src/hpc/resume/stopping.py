@@ -16,7 +16,7 @@ from hpc.training.attempt import Attempt
 PRUNED = "pruned: worse than the median trial"
 JOB_END = "the end of the job's time"
 # Ranks exchange the index of a reason. If they have several, the largest one counts.
-REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, JOB_END, PRUNED)
+REASONS = ("", "SIGHUP", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, JOB_END, PRUNED)
 SPARE_SECONDS = 10  # before the end of the job, beyond what a save and two steps take
 
 

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpc.checkpoint import load_hooks, weights
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config import freezing, trust
-from hpc.config.batch_size import describe_batch_size
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
 from hpc.data.same_data import SameData
@@ -50,10 +49,8 @@ def make_trainer(
     _reject_other_kinds(cfg, module, data)
     if cfg.task == "predict":
         predictions.require_predict_hooks(module, data)
-    if run.process.is_reporting_rank:
-        print(describe_batch_size(cfg), flush=True)
-        if not run.checkpoint:
-            trust.print_untrusted(cfg)
+    if run.process.is_reporting_rank and not run.checkpoint:
+        trust.print_untrusted(cfg)
     ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
     if ckpt and not run.checkpoint and run.process.is_reporting_rank:

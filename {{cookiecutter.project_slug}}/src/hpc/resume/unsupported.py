@@ -6,9 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from torch.utils.data import BatchSampler, DataLoader
 
 from hpc.checkpoint import weights
 from hpc.checkpoint.optimizer_states import keeps_whole_state
@@ -30,9 +34,28 @@ def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
 
 def reject_unsupported_trainer(trainer: L.Trainer) -> None:
     """Raise `ConfigError` for a rule of `RULES` that is broken. Called once loaders and optimizers exist."""
+    reject_missing_internals(trainer)
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
             raise ConfigError(key, value(trainer), f"{rule}, so that an interrupted run can resume exactly", fix)
+
+
+def reject_missing_internals(trainer: Any) -> None:
+    """Raise `ConfigError` for a torch or Lightning without an internal name by which a run finds its place again.
+
+    To set an attribute that nobody reads would raise no error: the run would resume elsewhere.
+    """
+    loop, iterator = trainer.fit_loop, trainer.fit_loop._combined_loader._iterator
+    loops = loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization
+    needed = [(part, name) for part in loops for name in ("_restarting", "_resuming_from_checkpoint")]
+    needed += [(iterator, "_idx"), *[(iterator, "_consumed")] * isinstance(iterator, _MaxSizeCycle)]
+    needed += [(iter(_IndexBatchSamplerWrapper(BatchSampler([], 1, False))), "seen_batch_indices")]
+    missing = {f"{type(part).__name__}.{name}" for part, name in needed if not hasattr(part, name)}
+    missing |= {"_get_iterator"} - {*DataLoader.__iter__.__code__.co_names}
+    if missing:
+        rule = f"must have {', '.join(sorted(missing))}, by which a resumed run finds its place"
+        version = f"lightning {L.__version__}, torch {torch.__version__}"
+        raise ConfigError("pyproject.toml", version, rule, "versions that constraints.txt names")
 
 
 def reject_early_stopping_before_validation(trainer: Any, metrics: set[str]) -> None:
@@ -121,13 +144,6 @@ RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
         lambda trainer: f"{type(trainer.lightning_module).__name__}.training_step(dataloader_iter)",
         "The training_step must take a batch, not an iterator",
         "def training_step(self, batch, batch_idx)",
-    ),
-    (
-        lambda trainer: trainer.reload_dataloaders_every_n_epochs > 1,  # type: ignore[attr-defined]
-        "trainer.reload_dataloaders_every_n_epochs",
-        lambda trainer: trainer.reload_dataloaders_every_n_epochs,  # type: ignore[attr-defined]
-        "must be 1 (new loaders in each epoch) or 0 (the same in all)",
-        "trainer.reload_dataloaders_every_n_epochs=1, or 0",
     ),
     (
         lambda trainer: getattr(trainer, "_val_check_time_interval", None) is not None,

@@ -11,6 +11,7 @@ from hpc.system.files import open_regular_file
 
 MAX_BYTES = 2**20  # of such a file that are read
 ENDED = "Ended"  # the type that a healthy rank notes when another one has failed
+RANK_0_GONE = "rank 0 is gone"  # the start of its message when rank 0's store does not answer any more
 # Messages of gloo, NCCL and torch's store on the ranks that are left when another one is gone.
 PEER_GONE = re.compile(
     r"\bgloo\b|nccl|connection (was )?(closed|reset|rejected)|broken pipe|socket timeout|"
@@ -65,20 +66,33 @@ def errors_folder(run_dir: Path, attempt: int) -> Path:
 
 
 def first_cause(causes: Sequence[RankError], *, world_size: int = 0, hosts: Sequence[str] = ()) -> RankError | None:
-    """Return the earliest error that is no echo; if all are echoes, a rank that left no file; or None.
+    """Return the earliest error that is no echo; if all are echoes, the rank that was lost; or None.
 
     Args:
         hosts: names of the nodes; ranks are packed node by node.
     """
     originals = [cause for cause in causes if not cause.is_echo]
+    if originals or not causes:
+        return min(originals, key=lambda cause: cause.time, default=None)
+    host_of = [hosts[rank * len(hosts) // world_size] if hosts else "" for rank in range(world_size)]
     silent = sorted(set(range(world_size)) - {cause.rank for cause in causes})
-    if causes and silent and not originals:
-        others = f", as did {len(silent) - 1} more" if silent[1:] else ""
-        host = hosts[silent[0] * len(hosts) // world_size] if hosts else ""
-        return RankError(
-            min(cause.time for cause in causes), silent[0], host, f"ended without an error{others} (killed?)"
-        )
-    return min(originals or causes, key=lambda cause: cause.time, default=None)
+    time = min(cause.time for cause in causes)
+    cut_off = _hosts_without_rank_0(causes, host_of) if silent[:1] in ([], [0]) else []
+    if cut_off and len(cut_off) < len(set(hosts)) - 1:  # other nodes than rank 0's have not lost it
+        rank = host_of.index(cut_off[0])
+        return RankError(time, rank, cut_off[0], "lost rank 0, as no other node did (was the node cut off?)")
+    if not silent:
+        return min(causes, key=lambda cause: cause.time)
+    others = f", as did {len(silent) - 1} more" if silent[1:] else ""
+    or_cut_off = f", or {cut_off[0]} cut off" if len(cut_off) == 1 else ""
+    return RankError(time, silent[0], host_of[silent[0]], f"ended without an error{others} (killed{or_cut_off}?)")
+
+
+def _hosts_without_rank_0(causes: Sequence[RankError], host_of: Sequence[str]) -> list[str]:
+    """Return the nodes all of whose ranks have lost rank 0; none if those of its own node have, as it ended then."""
+    ranks = {cause.rank for cause in causes if cause.error.startswith(f"{ENDED}: {RANK_0_GONE}")}
+    hosts = [host for host in dict.fromkeys(host_of) if all(r in ranks for r, h in enumerate(host_of) if h == host)]
+    return [] if any(host_of[rank] == host_of[0] for rank in ranks if rank < len(host_of)) else hosts
 
 
 def read_causes(run_dir: Path, attempt: int) -> list[RankError]:

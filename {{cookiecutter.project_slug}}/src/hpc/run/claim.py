@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc.config.errors import ConfigError
+from hpc.launch import placement
 from hpc.run import attempt_log
 from hpc.system import files, process
 
@@ -68,11 +69,17 @@ class Claim:
         return _claim_path(self._folder, self.attempt)
 
 
+def claimant_record(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return job, key of its start, host and process id of this process, as its claim records them."""
+    start = placement.start_key(environ)
+    return {"job": placement.job_id(environ), "restart": start, "host": socket.gethostname(), "pid": os.getpid()}
+
+
 def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: float = 8) -> Claim:
     """Claim the next attempt at a run, on rank 0 alone; an earlier owner may not write any more from then on.
 
     Args:
-        claimant: "job", "host", "pid" and "restart", how often the scheduler has started the job again.
+        claimant: as `claimant_record` returns it.
         watch_seconds: how long an owner that has not released its claim is watched for a heartbeat.
 
     Raises:
@@ -118,7 +125,10 @@ def is_claim_before_requeue(run_dir: Path, claimant: Mapping[str, Any]) -> bool:
 
 def _is_before_requeue(claim: Mapping[str, Any], claimant: Mapping[str, Any]) -> bool:
     is_same_job = bool(claim.get("job")) and claim.get("job") == claimant.get("job")
-    return is_same_job and _whole_number(claim.get("restart")) < _whole_number(claimant.get("restart"))
+    before, now = str(claim.get("restart", 0)), str(claimant.get("restart", 0))
+    if not now.isdecimal():  # a key of PBS, which does not count; an earlier start makes no claim after a later one
+        return is_same_job and before != now
+    return is_same_job and _whole_number(before) < int(now)
 
 
 def _wait_for_heartbeat(run_dir: Path, attempt: int, *, claimant: Mapping[str, Any], timeout_seconds: float) -> bool:

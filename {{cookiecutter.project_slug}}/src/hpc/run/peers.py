@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from hpc.run.causes import RANK_0_GONE
+
 POLL_SECONDS = 1.0  # between two requests to the store
 SILENCE_SECONDS = 60.0  # without an answer, after which rank 0's node counts as lost
 
@@ -29,8 +31,7 @@ class Peers:
         kind, _, message = error.partition(": ")
         report = {"rank": rank, "host": host, "time": time.time(), "type": kind, "message": message}
         with suppress(RuntimeError):
-            if not self._writes.check(["watch/failed"]):
-                self._writes.set("watch/failed", json.dumps(report))
+            self._writes.compare_set("watch/failed", "", json.dumps(report))  # sets it only if nobody has
 
     def wait_for_all(self, seconds: float) -> None:
         """Wait until all ranks have come to this point, including late ones, for at most so many seconds."""
@@ -56,7 +57,7 @@ class Peers:
                     self._failure = error if is_hang else f"rank {report['rank']} on {report['host']}: {error}"
                     return
         except RuntimeError as error:
-            self._failure = f"rank 0 is gone: {str(error).splitlines()[0]}"
+            self._failure = f"{RANK_0_GONE}: {str(error).splitlines()[0]}"
 
     def poll_failure(self) -> str:
         """Return the failure of another rank, or "". To be called every `POLL_SECONDS`.
@@ -69,4 +70,4 @@ class Peers:
         silence = self._num_unanswered * POLL_SECONDS
         if self._failure or silence <= SILENCE_SECONDS:
             return self._failure
-        return f"rank 0 is gone: its store has been silent for {silence:.0f} s"
+        return f"{RANK_0_GONE}: its store has been silent for {silence:.0f} s"

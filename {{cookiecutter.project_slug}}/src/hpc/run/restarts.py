@@ -10,8 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError, RunFinished
-from hpc.launch import placement
-from hpc.run import attempt_log, claim, frozen_config
+from hpc.run import claim, frozen_config
 from hpc.system import files
 
 
@@ -32,18 +31,17 @@ def reject_finished(run_dir: Path, cfg: DictConfig) -> None:
     fix = f"resume={run_dir} {longer}, or a new run from its weights: ckpt={run_dir}/checkpoints/last.ckpt"
     if cfg.task != "train":
         fix = f"run_dir=<a new directory> to {cfg.task} again; python report.py {run_dir} shows what is done"
-    is_requeued = _whole_number(os.environ.get("SLURM_RESTART_COUNT")) or _is_of_this_batch_job(run_dir, os.environ)
+    is_requeued = claim.is_claim_before_requeue(run_dir, claim.claimant_record(os.environ))
     raise (RunFinished if is_requeued else ConfigError)("resume", run_dir, "The run is finished", fix)
 
 
-def is_restart(run_dir: Path, words: Sequence[str], *, claimant: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+def is_restart(run_dir: Path, words: Sequence[str], *, claimant: Mapping[str, Any]) -> bool:
     """Return whether the run here is this job's own, which the scheduler has started again, and not its next run.
 
     Args:
         claimant: this process, as its claim would name it.
     """
-    # PBS does not let a job know that it was started again: there the same words mean the same run.
-    is_same_job = claim.is_claim_before_requeue(run_dir, claimant) or _is_of_this_batch_job(run_dir, environ)
+    is_same_job = claim.is_claim_before_requeue(run_dir, claimant)
     try:
         words_before = json.loads((run_dir / "overrides.json").read_text(encoding="utf-8"))
         return is_same_job and words_before == list(words)
@@ -51,16 +49,6 @@ def is_restart(run_dir: Path, words: Sequence[str], *, claimant: Mapping[str, An
         return is_same_job
     except (OSError, ValueError):
         return False
-
-
-def _is_of_this_batch_job(run_dir: Path, environ: Mapping[str, str]) -> bool:
-    """Return whether this is a batch job of PBS that has started an attempt here before."""
-    job, is_batch = placement.job_id(environ), environ.get("PBS_ENVIRONMENT") == "PBS_BATCH"
-    return is_batch and any(event.get("job") == job for event in attempt_log.read_events(run_dir))
-
-
-def _whole_number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
 
 
 def _limit(value: object) -> float:

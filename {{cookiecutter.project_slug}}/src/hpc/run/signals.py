@@ -5,14 +5,16 @@ import faulthandler
 import os
 import select
 import signal
+import stat
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from hpc.system import process
 
-WARNING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+WARNING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 EXIT_SECONDS = 30.0  # that the interpreter has to end
 ORPHANED = "the end of the process that started this rank"
 INTERRUPTED = "Ctrl-C"
@@ -41,7 +43,8 @@ class SignalState:
     def install_handlers(self) -> None:
         """Become the process's signal handler, also after another one (Lightning's) was installed."""
         for number in WARNING_SIGNALS:
-            signal.signal(number, self._note)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._note)
         signal.set_wakeup_fd(self.write_fd, warn_on_full_buffer=False)
 
     def set_interruptible(self, is_training: bool) -> None:
@@ -57,9 +60,7 @@ class SignalState:
         """Take the end of the launcher's process for a warning, and drop all output: nobody reads it any more."""
         if self.launcher_pid not in (None, os.getppid()):
             self.launcher_pid, self.signal = None, self.signal or ORPHANED
-            null = os.open(os.devnull, os.O_WRONLY)
-            for stream in (1, 2):
-                os.dup2(null, stream)
+            _drop_output()
 
     def _interrupt(self, number: int, _: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -77,6 +78,8 @@ class SignalState:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number).name
+        if number == signal.SIGHUP:  # the terminal is closed, and with it the programs that read from a pipe
+            _drop_output()
 
 
 def install_signal_handlers() -> SignalState:
@@ -98,11 +101,20 @@ def install_signal_handlers() -> SignalState:
     return state
 
 
+def _drop_output() -> None:
+    """Drop what this process prints, except into files: whoever reads it is gone, and printing would fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with suppress(OSError):  # it is closed
+            if not stat.S_ISREG(os.fstat(stream).st_mode):
+                os.dup2(null, stream)
+
+
 def _reset_in_child() -> None:
     """Leave signals to the ranks, in a forked child (a data worker): some schedulers signal every process."""
     signal.set_wakeup_fd(-1)  # the parent's pipe
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):  # a terminal interrupts all its processes
+    for number in (*WARNING_SIGNALS[1:], signal.SIGINT):  # a terminal interrupts all its processes
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 from hpc.config.errors import ExitCode
 from hpc.run import attempt_log, causes, claim, stacks
 from hpc.run.claim import Claim
+from hpc.run.guard import Guard
 from hpc.run.peers import Peers
 from hpc.run.signals import SignalState, wait_for_signals
 
@@ -72,6 +73,7 @@ class Watchdog:
         self._progress: tuple[int, str] | None = None  # step, and what the main thread does
         self._over, self._end_lock = threading.Event(), threading.Lock()
         self._ending_thread = 0
+        self._guard = Guard()
         self._threads: list[threading.Thread] = []
 
     def report_progress(self, step: int, activity: str = "") -> None:
@@ -100,7 +102,6 @@ class Watchdog:
         if error and not isinstance(error, Stopped):
             self.report_failure(error)
         elif self._try_begin_shutdown():
-            faulthandler.cancel_dump_traceback_later()
             # Rank 0 takes the store with it, so it leaves last.
             self._wait_and_release_claim(EXIT_SECONDS if self._rank == 0 else 0)
 
@@ -124,17 +125,18 @@ class Watchdog:
 
     def _watch_main_thread(self) -> None:
         """End the process when its main thread hangs or another rank has failed. It waits for nothing but its pipe."""
-        last, since, sigterm_time, patience = self._progress, time.monotonic(), 0.0, 2 * self._hang_seconds
+        last, sigterm_time, patience = self._progress, 0.0, 2 * self._hang_seconds
+        now, silent_seconds = time.monotonic(), 0.0
         while not self._over.is_set():
-            # If the interpreter's lock is never released, this thread cannot run either. faulthandler's can.
-            faulthandler.dump_traceback_later(patience + EXIT_SECONDS, exit=True)
+            self._guard.extend(patience + EXIT_SECONDS)
             signals = wait_for_signals(self._signals.read_fd, POLL_SECONDS)
             self._signals.handle_launcher_exit()
-            now = time.monotonic()
+            last_look, now = now, time.monotonic()
+            silent_seconds += min(now - last_look, 2 * POLL_SECONDS)  # the clock goes on while the process is stopped
             if (progress := self._progress) is not last:
                 if progress and last and progress[0] != last[0]:  # after a step nothing is loaded or compiled any more
                     patience = self._hang_seconds
-                last, since, sigterm_time = progress, now, 0.0
+                last, silent_seconds, sigterm_time = progress, 0.0, 0.0
             if signal.SIGTERM in signals:
                 sigterm_time = sigterm_time or now
             if sigterm_time and now - sigterm_time > STEP_END_SECONDS:
@@ -142,8 +144,8 @@ class Watchdog:
                 self._print(text, stacks.format_all_stacks())
                 sigterm_time = 0.0
             failure = self._peers.poll_failure() if self._peers else ""
-            if failure.startswith("Hang") or now - since > patience:  # each rank reports where it hangs itself
-                self._end_process(self._describe_hang(now - since))
+            if failure.startswith("Hang") or silent_seconds > patience:  # each rank reports where it hangs itself
+                self._end_process(self._describe_hang(silent_seconds))
             elif failure:
                 self._end_process(f"{causes.ENDED}: {failure}")
 
@@ -172,6 +174,7 @@ class Watchdog:
         for thread in self._threads:  # before the interpreter ends, which kills threads where they stand
             if thread is not threading.current_thread():
                 thread.join(POLL_SECONDS)
+        self._guard.dismiss()
         return True
 
     def _end_process(self, text: str) -> None:

@@ -78,8 +78,14 @@ def buffers_as_changed(buffers: Mapping[str, Tensor]) -> ChangedAttributes:
     return changed
 
 
-def restore(trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes) -> None:
-    """Set the result of `find_changed` as far as this run has such owners, and print what was and was not restored."""
+def restore(
+    trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes, is_other_rank: bool = False
+) -> None:
+    """Set the result of `find_changed` as far as this run has such owners, and print what was and was not restored.
+
+    Args:
+        is_other_rank: all ranks take rank 0's, as their number has changed.
+    """
     owners, restored = holders.find_holders(trainer, module), dict[str, None]()
     lost: dict[str, dict[str, None]] = {form: {} for form in WARNINGS}
     differences: list[str] = []
@@ -97,12 +103,16 @@ def restore(trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAt
         else:
             lost[plain_forms.NOT_KEPT][shown] = None
     if trainer.is_global_zero:
-        _print_restored([name for name in restored if name not in lost[plain_forms.NOT_KEPT]], lost, differences)
+        origin = "the checkpoint, those of rank 0 on all ranks" if is_other_rank else "the checkpoint"
+        kept = [name for name in restored if name not in lost[plain_forms.NOT_KEPT]]
+        _print_restored(kept, lost, differences, origin=origin)
 
 
-def _print_restored(restored: list[str], lost: Mapping[str, Mapping[str, None]], differences: list[str]) -> None:
+def _print_restored(
+    restored: list[str], lost: Mapping[str, Mapping[str, None]], differences: list[str], *, origin: str
+) -> None:
     if restored:
-        print(f"train: these attributes are restored from the checkpoint: {', '.join(restored)}", flush=True)
+        print(f"train: these attributes are restored from {origin}: {', '.join(restored)}", flush=True)
     for form, names in lost.items():
         _print_warning(form, names)
     if differences:

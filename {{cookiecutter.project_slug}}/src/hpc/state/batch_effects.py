@@ -7,6 +7,7 @@ back to what they were before that batch.
 from collections.abc import Callable
 from copy import copy
 from functools import partial
+from operator import length_hint
 from typing import Any
 
 import lightning as L
@@ -17,7 +18,6 @@ from torch import Tensor
 from hpc.state import attributes, checksums, holder_fields, holders, plain_forms, randomness, structure
 
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-MAX_ENTRIES = 1000  # of a container, array or tensor that is copied before each batch
 NO_ATTRIBUTES = (holder_fields.CONTENT, structure.LAYERS, structure.HOOKS)  # in place of a name
 MODULE = "module "  # beginning of the names of the module and of its parts
 
@@ -34,6 +34,7 @@ class FetchEffects:
     """
 
     owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)  # beginnings of names
+    max_entries = 1000  # of a container, array or tensor that is copied before each batch
 
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
@@ -64,25 +65,46 @@ class FetchEffects:
         if self.to_restore:
             if self.to_restore["random"]:
                 randomness.restore(self.to_restore["random"])
-            module, changed = self.trainer.lightning_module, self.to_restore["of_data"]
-            self.initial = attributes.restore_data(self.trainer, module, changed=changed, owners=self.owners)
+            self.initial = self.restore(self.to_restore["of_data"])
             self.to_restore = None
         self._random = randomness.capture()
         values = [get(name) for _, name, get in self._watched]
-        self._values = [value if type(value) in plain_forms.IMMUTABLE_TYPES else _copy(value) for value in values]
+        self._values = [value if type(value) in plain_forms.IMMUTABLE_TYPES else self._copy(value) for value in values]
+
+    def restore(self, changed: attributes.ChangedAttributes) -> attributes.InitialAttributes:
+        """Set these attributes, and return their fingerprints before."""
+        module = self.trainer.lightning_module
+        return attributes.restore_data(self.trainer, module, changed=changed, owners=self.owners)
 
     def state(self) -> dict[str, Any] | None:
         """Return the random numbers before the last batch, and the attributes that it changed, as plain data."""
+        return {"random": randomness.plain_state(self._random), "of_data": self.changed()}
+
+    def changed(self) -> list[tuple[str, str, Any]]:
+        """Return owner, name and plain form of the attributes that were changed since `restore_and_capture`."""
         changed = []
         for (owner, name, get), before in zip(self._watched, self._values, strict=False):
             now = get(name)
             if now is before:
                 continue
-            form = before if plain_forms.is_generator(now) else plain_forms.to_plain_on_host(before)
+            is_form = plain_forms.is_generator(now) or (plain_forms.is_iterator(now) and isinstance(before, dict))
+            form = before if is_form else plain_forms.to_plain_on_host(before)
             present = plain_forms.to_plain_on_host(now)
             if form != plain_forms.NOT_KEPT and checksums.fingerprint(form) != checksums.fingerprint(present):
                 changed.append((owner, name, form))
-        return {"random": randomness.plain_state(self._random), "of_data": changed}
+        return changed
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().clone() if value.numel() <= self.max_entries else value
+        if plain_forms.is_generator(value):
+            return plain_forms.to_plain(value)
+        if plain_forms.is_iterator(value):
+            return plain_forms.to_plain_on_host(value) if length_hint(value) <= self.max_entries else value
+        if isinstance(value, np.ndarray):
+            return value.copy() if value.size <= self.max_entries else value
+        is_small = isinstance(value, plain_forms.CONTAINERS) and len(value) <= self.max_entries
+        return copy(value) if is_small else value
 
 
 class TransferEffects(FetchEffects):
@@ -129,13 +151,3 @@ def _getter(owner: Any, name: str) -> Callable[[str], Any]:
 
 def _get_attribute(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone() if value.numel() <= MAX_ENTRIES else value
-    if plain_forms.is_generator(value):
-        return plain_forms.to_plain(value)
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.size <= MAX_ENTRIES else value
-    return copy(value) if isinstance(value, plain_forms.CONTAINERS) and len(value) <= MAX_ENTRIES else value

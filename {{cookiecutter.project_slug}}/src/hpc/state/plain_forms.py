@@ -1,14 +1,17 @@
 """Plain data for values that a checkpoint cannot hold as they are.
 
-These are numpy's arrays and numbers, the containers of `collections`, random number generators, members of an Enum, and
-references to objects of the run.
+These are numpy's arrays and numbers, the containers of `collections`, iterators over containers, random number
+generators, members of an Enum, and references to objects of the run.
 """
 
 import random
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import partial
+from itertools import count, cycle
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,9 @@ FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, s
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 IMMUTABLE_TYPES = {kind for kind in PLAIN_TYPES if kind is not Tensor}
 CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
+# The maker of each kind of iterator; those of Python have a kind for each container.
+ITERATORS: dict[type, Callable[..., Any]] = {type(iter(empty)): iter for empty in ([], (), range(0))}
+ITERATORS |= {kind: kind for kind in (enumerate, zip, count, cycle)}
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 Find = Callable[[str], Any]  # an object by its name; raises `LookupError`
 
@@ -80,6 +86,10 @@ def tensor_of_form(form: Any) -> Any:
 
 def is_generator(value: Any) -> bool:
     return isinstance(value, GENERATORS)
+
+
+def is_iterator(value: Any) -> bool:
+    return type(value) in ITERATORS
 
 
 def from_plain(form: Any, make: Mapping[str, Callable[..., Any]] | None = None) -> Any:
@@ -173,6 +183,21 @@ def _fill_generator(present: np.random.Generator, value: np.random.Generator) ->
     present.bit_generator.state = value.bit_generator.state
 
 
+def _iterator_parts(value: Any) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of those of itertools, from Python 3.12 on
+        _, arguments, *state = value.__reduce__()
+    arguments = [list(argument) if isinstance(argument, range) else argument for argument in arguments]
+    return [arguments, state]
+
+
+def _make_iterator(make: Callable[..., Any], arguments: list[Any], state: list[Any]) -> Any:
+    iterator = make(*arguments)
+    for position in state:
+        iterator.__setstate__(position)
+    return iterator
+
+
 def _array_parts(value: np.ndarray) -> list[Any]:
     if value.dtype.kind not in "biufc":
         raise TypeError(f"an array of {value.dtype} has no plain form")
@@ -219,6 +244,10 @@ KINDS: dict[type, Form] = {
         lambda value: [str(value.device), value.get_state()],
         lambda device, state: _with_state(torch.Generator(device), state),
     ),
+    **{
+        kind: (f"iterator {make.__name__}", _iterator_parts, partial(_make_iterator, make))
+        for kind, make in ITERATORS.items()
+    },
 }
 MAKERS: dict[str, Callable[..., Any]] = {name: make for name, _, make in KINDS.values()} | {
     ON_DEVICE: lambda tensor: tensor,

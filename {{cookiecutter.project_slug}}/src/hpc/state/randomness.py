@@ -1,10 +1,38 @@
 """The state of every random number generator of a process, as plain data."""
 
+import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+_numpy_apart = np.random.MT19937(0)  # to make one takes longer than a small training step
+
+
+@contextmanager
+def drawn_apart(*key: object) -> Iterator[None]:
+    """Draw random numbers that are a function of the key alone, and leave all generators as they were.
+
+    numpy's generator is replaced meanwhile, as its state takes long to copy.
+    """
+    seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=7).digest())
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_bit_generator(), random.getstate()
+    of_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    np.random.set_bit_generator(_numpy_apart)
+    seed_host(seed)
+    if of_device is not None:
+        torch.cuda.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_bit_generator(of_numpy)
+        random.setstate(of_python)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device)
 
 
 def capture() -> tuple[Any, Any, Any, Any]:
@@ -27,9 +55,9 @@ def plain_state(captured: tuple[Any, Any, Any, Any] | None = None) -> dict[str, 
 
 
 def seed_host(seed: int) -> None:
-    """Seed the generators of the host with a number below 2**32. Those of devices stay as they are."""
+    """Seed the generators of the host. Those of devices stay as they are."""
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % (1 << 32))
     random.seed(seed)
 
 

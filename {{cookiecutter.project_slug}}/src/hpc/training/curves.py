@@ -59,7 +59,8 @@ class Curves(L.Callback):
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the number that Lightning gives to logged values
         if not has_point(step + 1, trainer.log_every_n_steps):
             return
-        self._micro_batches.append(select_scalars(outputs, trainer.strategy.root_device))
+        scalars, share = select_scalars(outputs, trainer.strategy.root_device), getattr(trainer.strategy, "share", 1.0)
+        self._micro_batches.append({name: value * share for name, value in scalars.items()})
         if (
             trainer.fit_loop._should_accumulate()
         ):  # asked, not counted: an epoch's last step may have fewer micro-batches

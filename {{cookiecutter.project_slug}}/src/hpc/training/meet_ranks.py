@@ -13,7 +13,7 @@ from hpc.config.errors import ConfigError, RunFinished
 from hpc.launch import meeting, placement
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
-from hpc.run import directory, frozen_config, restarts
+from hpc.run import claim, directory, frozen_config, restarts
 from hpc.training import starting_point
 from hpc.training.starting_point import AttemptStart
 
@@ -107,11 +107,11 @@ def _make_or_check_run_dir(
 def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
     """Make the run directory if it is missing, and return its path. Raises `ConfigError` if it cannot be used."""
     if not is_chosen:
-        words, claimant = compose.select_overrides(sys.argv[1:]), starting_point.claimant_record(environ)
+        words, claimant = compose.select_overrides(sys.argv[1:]), claim.claimant_record(environ)
         path = directory.reserve_run_dir(
             path,
             group_readable=cfg.group_readable,
-            is_own=lambda folder: restarts.is_restart(folder, words, claimant=claimant, environ=environ),
+            is_own=lambda folder: restarts.is_restart(folder, words, claimant=claimant),
         )
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():

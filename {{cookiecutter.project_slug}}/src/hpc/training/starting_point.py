@@ -1,9 +1,8 @@
 """The start of an attempt: the right to write, the number of the attempt, and the checkpoint that it resumes from."""
 
-import os
 import shlex
 import socket
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ def claim_and_find_checkpoint(run_dir: Path, host: str, *, environ: MutableMappi
     if BEGUN_VARIABLE in environ:
         attempt, _, path = environ[BEGUN_VARIABLE].partition(" ")
         return AttemptStart([host], int(attempt), on_disk.read_manifest(Path(path)) if path else None)
-    own_claim = claim.take_claim(run_dir, claimant_record(environ))
+    own_claim = claim.take_claim(run_dir, claim.claimant_record(environ))
     with _release_if_rejected(own_claim):
         newest = None
         for checkpoint in _list_candidates(run_dir):
@@ -85,7 +84,7 @@ def claim_and_find_checkpoint_on_all_ranks(
     answer: dict[str, Any] = {"rejected": None}
     if place.rank == 0:
         try:
-            own_claim = claim.take_claim(run_dir, claimant_record(environ))
+            own_claim = claim.take_claim(run_dir, claim.claimant_record(environ))
             candidates = [str(checkpoint.path) for checkpoint in _list_candidates(run_dir)]
             answer |= {"attempt": own_claim.attempt, "candidates": candidates, "reached": _reached_step(run_dir)}
         except ConfigError as error:
@@ -123,12 +122,6 @@ def _release_if_rejected(own_claim: Claim | None) -> Iterator[None]:
         if own_claim:
             own_claim.release()
         raise
-
-
-def claimant_record(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return job, restart count, host and process id of this process, as its claim records them."""
-    restart = environ.get("SLURM_RESTART_COUNT", "0")
-    return {"job": placement.job_id(environ), "restart": restart, "host": socket.gethostname(), "pid": os.getpid()}
 
 
 def _list_candidates(run_dir: Path) -> Sequence[Checkpoint]:

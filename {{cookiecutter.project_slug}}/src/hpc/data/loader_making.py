@@ -1,0 +1,99 @@
+"""Loaders of a resumed run are made from what they were made from at first.
+
+A hook that makes loaders may count its calls, take the next file of a list, or draw a part of the data. What it draws
+follows from (seed, split, epoch). Attributes that it changes are recorded as they were just before: a resume sets them,
+makes the loaders, and sets all attributes to what they were when the run was saved.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+
+from hpc.data.rank_steps import run_seed
+from hpc.state import plain_forms, randomness
+from hpc.state.batch_effects import MODULE, FetchEffects
+
+# Names in Lightning's loops.
+LAST_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}
+IS_DUE = {"train": "_should_reload_train_dl", "val": "_should_reload_val_dl"}
+Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name and plain form of changed attributes
+
+
+class MakingEffects(FetchEffects):
+    """The attributes before loaders were made, also of the module and of its parts."""
+
+    owners = (*FetchEffects.owners, MODULE)
+    max_entries = 1_000_000
+
+    def present(self, changed: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
+        """Return these attributes with their present values."""
+        places = {(owner, name) for owner, name, _ in changed}
+        watched = ((owner, name, get(name)) for owner, name, get in self._watched if (owner, name) in places)
+        return [(owner, name, plain_forms.to_plain_on_host(value)) for owner, name, value in watched]
+
+
+class LoaderMaking:
+    """Records what loaders are made from; on resume makes them from what was recorded.
+
+    Attributes:
+        notes: of the loaders that exist.
+        again: the result of `state` of an earlier attempt, for loaders that are still to be made.
+    """
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self.trainer = trainer
+        self.loops = {"train": trainer.fit_loop, "val": trainer.fit_loop.epoch_loop.val_loop}
+        self.notes: Notes = {}
+        self.again: Notes = {}
+        self._effects = MakingEffects(trainer)
+        for split, loop in self.loops.items():
+            # Lightning has no hook for this. It calls `setup_data` whenever new loaders may be needed.
+            loop.setup_data = partial(self._make, split, loop, loop.setup_data)  # type: ignore[method-assign]
+        self._prevent_reload_of_finished_validation(self.loops["val"])
+
+    def _prevent_reload_of_finished_validation(self, loop: Any) -> None:
+        """Create no new loaders for a validation that Lightning counts as done, right after which a run resumes."""
+        count_as_done = loop.increment_progress_to_evaluation_end
+
+        def count_without_reload() -> None:
+            if loop._combined_loader is None:
+                return count_as_done()
+            last, loop._last_val_dl_reload_epoch = loop._last_val_dl_reload_epoch, self.trainer.current_epoch
+            count_as_done()
+            loop._last_val_dl_reload_epoch = last
+
+        loop.increment_progress_to_evaluation_end = count_without_reload
+
+    def state(self) -> Notes:
+        """Return the notes of the loaders that exist, with the epoch of each."""
+        return {
+            split: note | {"epoch": getattr(self.loops[split], LAST_EPOCH[split])} for split, note in self.notes.items()
+        }
+
+    def _make(self, split: str, loop: Any, set_up: Callable[[], None]) -> None:
+        """Call a loop's `setup_data`, from what was noted or with a note of what changes."""
+        if loop._combined_loader is not None and not getattr(loop, IS_DUE[split]):
+            return set_up()
+        note, effects, loaders = self._take_note(split), self._effects, loop._combined_loader
+        effects.begin_epoch()
+        present = effects.present(note["changed"]) if note else []
+        effects.to_restore = {"random": None, "of_data": note["changed"]} if note else None
+        effects.restore_and_capture()
+        with randomness.drawn_apart(run_seed(), split, note["epoch"] if note else self.trainer.current_epoch):
+            set_up()
+        if loop._combined_loader is loaders:
+            return
+        self.notes[split] = note or {"changed": effects.changed()}
+        if note:
+            setattr(loop, LAST_EPOCH[split], note["epoch"])
+        if note and split == "val":  # those of training are set when it starts
+            effects.restore(present)
+
+    def _take_note(self, split: str) -> dict[str, Any] | None:
+        """Return the note of loaders that are to be made again; None for new ones."""
+        # A schedule may ask for the length of training before the epoch is known at which it resumes.
+        if split not in self.again or self.trainer.current_epoch < self.again[split]["epoch"]:
+            return None
+        return self.again.pop(split)
