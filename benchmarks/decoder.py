@@ -7,7 +7,7 @@ sys.path.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpc.plan.trace_types import LinearCost, Part, Trace, Work
+from hpc.plan.trace_types import BatchCost, Part, Trace, Work
 
 NUMBER_BYTES = 2
 Works = Sequence[Work]
@@ -60,7 +60,7 @@ class Decoder:
             works += [self._moves(numbers) for numbers in self._between(direction)]
         parameters = sum(a * b for a, b in shapes) + 2 * d + self.biases * (self._qkv / t + d + h / t + d + 2 * d)
         tensors = len(shapes) + 2 + self.biases * (len(shapes) + 2)
-        sums = (Work(LinearCost(), LinearCost(per_example=NUMBER_BYTES * self.time * d), 4),) if t > 1 else ()
+        sums = (Work(BatchCost(), BatchCost(per_example=NUMBER_BYTES * self.time * d), 4),) if t > 1 else ()
         last = 0 if self.whole_again else 1  # the last product: the backward pass does not need its result
         again = [*forward[:3], *forward[3 + last :]]
         return self._part("block", parameters, tensors, forward, backward, again, sums)
@@ -95,32 +95,32 @@ class Decoder:
             moved = NUMBER_BYTES * t * (d + self._qkv / self.tensor_parallel)
             return [
                 Work(
-                    LinearCost(per_example=(5 if backward else 2) * product),
-                    LinearCost(per_example=(2 if backward else 1) * moved),
+                    BatchCost(per_example=(5 if backward else 2) * product),
+                    BatchCost(per_example=(2 if backward else 1) * moved),
                 )
             ]
         weights = self.heads / self.tensor_parallel * t * t  # per example
         once = [self._over(product, weights)] * 2 + [
-            Work(LinearCost(), LinearCost(per_example=NUMBER_BYTES * 2 * weights))
+            Work(BatchCost(), BatchCost(per_example=NUMBER_BYTES * 2 * weights))
         ]
         if self.dropout:
-            once.append(Work(LinearCost(), LinearCost(per_example=(NUMBER_BYTES * 2 + 1) * weights)))
+            once.append(Work(BatchCost(), BatchCost(per_example=(NUMBER_BYTES * 2 + 1) * weights)))
         if not backward:
             return once
         return once * 2 + ([once[0], *once[2:]] if self.attention == "again" else [])
 
     def _over(self, flops: float, weights: float) -> Work:
-        return Work(LinearCost(per_example=flops), LinearCost(per_example=NUMBER_BYTES * weights))
+        return Work(BatchCost(per_example=flops), BatchCost(per_example=NUMBER_BYTES * weights))
 
     def _product(self, a: float, b: float) -> Work:
         """Return the work of the matrix product of (tokens, a) and (a, b)."""
         return Work(
-            LinearCost(per_example=2 * self.time * a * b),
-            LinearCost(NUMBER_BYTES * a * b, NUMBER_BYTES * self.time * (a + b)),
+            BatchCost(per_example=2 * self.time * a * b),
+            BatchCost(NUMBER_BYTES * a * b, NUMBER_BYTES * self.time * (a + b)),
         )
 
     def _moves(self, numbers: float) -> Work:
-        return Work(LinearCost(), LinearCost(per_example=NUMBER_BYTES * self.time * numbers))
+        return Work(BatchCost(), BatchCost(per_example=NUMBER_BYTES * self.time * numbers))
 
     def _before(self) -> Part:
         lookup = [self._moves(2 * self.width)]
@@ -155,7 +155,7 @@ class Decoder:
         return Part(
             name=name, num_parameters=numbers, num_trained_per_rank=numbers,
             num_parameters_all_ranks=numbers * self.tensor_parallel, num_tensors=tensors, buffer_bytes=0,
-            saved=LinearCost(), output=LinearCost(per_example=NUMBER_BYTES * self.time * self.width),
-            forward_peak=(), backward_peak=(), leftover=LinearCost(),
+            saved=BatchCost(), output=BatchCost(per_example=NUMBER_BYTES * self.time * self.width),
+            forward_peak=(), backward_peak=(), leftover=BatchCost(),
             forward=tuple(forward), backward=tuple(backward), recomputed=tuple(again), all_reduced=tuple(sums),
         )  # fmt: skip

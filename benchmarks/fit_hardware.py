@@ -13,7 +13,7 @@ from published import PublishedRun, baked_project, predict, read_runs, relative_
 # For A100, for H100, for all. The other constants come from the sources in the comments of hardware.yaml.
 START = {
     "A100 matmul_share": 0.8, "A100 attention_share": 0.5, "H100 matmul_share": 0.8, "H100 attention_share": 0.5,
-    "memory_share": 0.8, "share": 0.5, "hidden": 0.5,
+    "memory_share": 0.8, "node_share": 0.5, "overlap_share": 0.5,
 }  # fmt: skip
 
 
@@ -48,11 +48,12 @@ def adjuster(constants: dict[str, float]) -> Callable[[Any], Any]:
     def adjust(machine: Any) -> Any:
         kind = machine.gpu.name[:4]
         gpu = {key: constants[f"{kind} {key}"] for key in ("matmul_share", "attention_share")}
+        network = {key: constants[key] for key in ("node_share", "overlap_share")}
         return replace(
             machine,
             gpu=replace(machine.gpu, **gpu),
-            network=replace(machine.network, share=constants["share"], hidden=constants["hidden"]),
-            eager=replace(machine.operations, memory_share=constants["memory_share"]),
+            network=replace(machine.network, **network),
+            operations=replace(machine.operations, memory_share=constants["memory_share"]),
         )
 
     return adjust

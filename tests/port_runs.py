@@ -141,11 +141,14 @@ class Ports:
         return compared.stdout.strip() or compared.stderr[-500:].strip()
 
     def plan(self, name: str) -> str:
-        """Plan a port. Return "traced", "by parameters", or what went wrong."""
+        """Plan a port. Return "traced", "on real samples", "by parameters", or what went wrong."""
         done = self.command("plan.py", "--json", *self.words(name))
         if done.returncode != 0:
             return _last_words(done.stdout + done.stderr, [done.returncode])
-        return "by parameters" if json.loads(done.stdout)["by_parameters"] else "traced"
+        plan = json.loads(done.stdout)
+        if any("measured on real samples" in note for note in plan["notes"]):
+            return "on real samples"
+        return "by parameters" if plan["by_parameters"] else "traced"
 
     def report(self, name: str, layout: str) -> str:
         """Report on a port, after `train`. Return "" or what went wrong."""

@@ -59,7 +59,7 @@ def test_what_does_not_work_is_said(bake, tmp_path, monkeypatch):
     ]
     assert "it ends with other weights than without a stop: layer.weight" in done.stdout
     assert len(re.findall(r"       rank [01]: RuntimeError: made for one process\n", done.stdout)) == 2
-    assert "planned by parameters alone: src/mine.py:21, `self.log(" in done.stdout
+    assert "measured on real samples, because src/mine.py:21, `self.log(" in done.stdout
     assert "validation_step, which calls self.log: a validation" in done.stdout
     (folder,) = tmp_path.glob("check-*")  # it is kept, for its logs
     assert f"its log: {folder}/ddp.log" in done.stdout

@@ -58,8 +58,8 @@ def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
 
 
 @pytest.mark.parametrize("name", soak_all_but(DATA, "gan", "series"))
-def test_the_step_of_others_is_traced_or_planned_by_its_parameters(name: str, ports: Ports) -> None:
-    assert ports.plan(name) == ("by parameters" if name in LOOK_AT_VALUES else "traced")
+def test_the_step_of_others_is_traced_or_measured_on_real_samples(name: str, ports: Ports) -> None:
+    assert ports.plan(name) == ("on real samples" if name in LOOK_AT_VALUES else "traced")
 
 
 @pytest.mark.soak

@@ -15,6 +15,15 @@ rows = published.make_rows(predictions, {run: published.predict_days(run) for ru
 print(json.dumps({"rows": rows, "fitted": sum(run.is_fitted for run in predictions), "all": len(predictions)}))
 """
 
+# The error at the start of the fit, and that after a step along each constant.
+FIT = """
+import json, fit_hardware, published
+runs = [run for run in published.read_runs() if run.is_fitted]
+moved = {name: fit_hardware.mean_squared_error(fit_hardware._move(fit_hardware.START, name, 0.2), runs)
+         for name in fit_hardware.START}
+print(json.dumps({"start": moved, "at the start": fit_hardware.mean_squared_error(fit_hardware.START, runs)}))
+"""
+
 # The trace of a network of the project, and the one that decoder.py computes for it.
 COMPARE = """
 import json, torch
@@ -62,6 +71,11 @@ def test_predictions_reach_their_goals_on_runs_that_nothing_was_fitted_to(answer
             reached = row["value"] <= row["goal"] if row["better"] == "lower" else row["value"] >= row["goal"]
             assert reached, row
     assert found["fitted"] <= 0.06 * found["all"]
+
+
+def test_the_constants_can_be_fitted_again(answers):
+    found = answers(FIT)
+    assert len(found["start"]) > 5 and not any(value == found["at the start"] for value in found["start"].values())
 
 
 @pytest.mark.slow

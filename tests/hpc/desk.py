@@ -82,6 +82,8 @@ class Desk:
         self.write(".gitignore", "/runs/\n/outputs/\n__pycache__/\n")
         self.write("pyproject.toml", '[project]\nname = "my-project"\n')
         self.scheduler("echo 17")
+        for name in ("scontrol", "scancel", "qrls", "qdel"):
+            self.command(name, 'echo "$@" >>"$0.argv"')
         for name in [name for name in os.environ if scheduler.LEAKED_VARIABLES.match(name)]:
             monkeypatch.delenv(name)
         monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -106,9 +108,13 @@ class Desk:
 
     def scheduler(self, behaviour: str) -> None:
         for name in ("sbatch", "qsub"):
-            (self.bin / name).unlink(missing_ok=True)
-            (self.bin / name).write_text(f"#!{self.bin / 'bash'}\n{STUB}{behaviour}\n")
-            (self.bin / name).chmod(0o755)
+            self.command(name, STUB + behaviour)
+
+    def command(self, name: str, behaviour: str) -> None:
+        """Make a command of the scheduler."""
+        (self.bin / name).unlink(missing_ok=True)
+        (self.bin / name).write_text(f"#!{self.bin / 'bash'}\n{behaviour}\n")
+        (self.bin / name).chmod(0o755)
 
     def type(self, *arguments: str) -> int:
         """Run `python submit.py ...` and return its exit code; `out` and `err` hold its output."""

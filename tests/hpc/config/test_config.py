@@ -178,6 +178,9 @@ REFUSALS = [
     (["cluster.login_host=$(reboot)"], "cluster.login_host", "letters, digits, dots and dashes"),
     (["cluster.login_host=-oProxyCommand=x"], "cluster.login_host", "letters, digits, dots and dashes"),
     (["cluster.login_host=ana@login.site"], "cluster.login_host", "without user@"),
+    (["cluster.node_local='$(reboot)'"], "cluster.node_local", "cluster.node_local='$TMPDIR'"),
+    (["cluster.node_local='/tmp/`id`'"], "cluster.node_local", "$NAME or ${NAME}"),
+    (["cluster.node_local='/a\"; reboot; \"'"], "cluster.node_local", "$NAME or ${NAME}"),
     (["faults.nonfinite=ignore"], "faults.nonfinite", "stop, skip, rollback"),
     (["faults.nonfinite=skip", "model.optimizer.fused=false"], "faults.nonfinite", "unless the optimizer is fused"),
     (["faults.nonfinite=skip", "strategy=deepspeed_zero1"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
@@ -322,6 +325,13 @@ def test_an_experiment_file_may_choose_another_logger(tmp_path: Path, monkeypatc
         assert compose.compose_overrides(words).logger == table
     for words in (["logger=null"], ["experiment=named", "logger=null"]):
         assert compose.compose_overrides(words).logger is None
+
+
+@pytest.mark.parametrize("words", [["logger=null", "logger=csv"], ["~logger", "logger=csv"]])
+def test_of_a_group_without_a_choice_the_later_choice_counts(words: list[str]) -> None:
+    """Check it as a run is resumed that had no logger: the words that it was made with come first."""
+    assert list(compose.compose_overrides(words).logger) == ["csv"]
+    assert compose.compose_overrides([*words, "logger=null"]).logger is None
 
 
 def test_several_loggers_are_chosen_as_a_list() -> None:

@@ -137,7 +137,8 @@ def test_steps_weights_and_means_are_those_of_one_process(
         for results in found:
             for name, value in alone.items():
                 tolerance = 1e-4 if is_deepspeed else 1e-7 if name == "metric" else 1e-9
-                assert results[name] == pytest.approx(value, rel=tolerance), (case, name)
+                near = pytest.approx(value, rel=tolerance, abs=1e-5 if is_deepspeed else 1e-12)
+                assert results[name] == near, (case, name)
 
 
 @pytest.mark.parametrize(("manual", "num_loaders"), [(False, 1), (True, 1), (False, 2)])

@@ -419,6 +419,12 @@ def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, ch
     assert not cluster.submitted()
 
 
+def test_a_finished_chain_says_what_becomes_of_its_other_jobs(cluster: Pbs) -> None:
+    cluster.behaviour(FINISH)
+    assert cluster.run(replace(cluster.job, chain=3)) == 0
+    assert "PBS deletes the jobs of the chain that are left, as the run is finished" in cluster.log()
+
+
 @pytest.mark.parametrize("earlier", ["continue", "failed"])
 def test_a_start_that_is_rejected_leaves_the_verdict(cluster: Pbs, earlier: str) -> None:
     """Check that only an attempt that has started removes the verdict.

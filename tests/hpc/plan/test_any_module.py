@@ -1,6 +1,9 @@
 """Check the traces of modules as researchers bring them: any batch, loss, networks, optimizers and data."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +17,16 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanSquaredError, MetricCollection
 
+from hpc.jobs.hardware import machine_from_cluster
+from hpc.plan import measured_step
 from hpc.plan.example_batches import UnreadableData
-from hpc.plan.fake_step import NotTraceable
+from hpc.plan.measured_step import NotTraceable
+from hpc.plan.memory import predict_memory
+from hpc.plan.setup import ParallelLayout
+from hpc.plan.step_time import predict_step
 from hpc.plan.trace_types import Trace, highest
 from hpc.plan.tracer import trace_parameters, trace_step
+from hpc.training.dry_run import explain
 
 WIDTH = 16
 
@@ -377,3 +386,91 @@ def test_the_modules_own_example_needs_no_data():
     assert flops(trace_step(Own)) == PRODUCTS
     with pytest.raises(UnreadableData, match="neither"):
         trace_step(Pairs)
+
+
+class Contrastive(L.LightningModule):
+    """A loss on all pairs of a batch, as SimCLR and CLIP have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, 4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        codes = self.net(batch["x"])
+        return F.cross_entropy(codes @ codes.T, torch.arange(len(codes)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_loss_on_all_pairs_of_a_batch_grows_with_its_square():
+    trace, batch = traced(Contrastive), 4096
+    assert sum(part.saved.at(batch) for part in trace.parts) >= 4 * batch**2
+    pairs = sum(work.count * work.flops.per_pair for part in trace.parts for work in part.forward)
+    assert pairs == 2 * 4
+    assert not any(part.saved.per_pair for part in traced(Regression).parts)
+
+
+class Wide(nn.Module):
+    """A block that keeps more than its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor]:
+        return (self.net(hidden_states),)
+
+
+class Deep(Siamese):
+    def configure_model(self) -> None:
+        self.model = Transformer()
+        self.model.h = nn.ModuleList(Wide() for _ in range(8))
+
+
+class Checkpointed(Deep):
+    """The same step with its blocks checkpointed by hand."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        for block in self.model.h:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def test_checkpointing_is_planned_where_blocks_run_twice():
+    trace, by_hand = traced(Deep, TEXT), traced(Checkpointed, TEXT)
+    setup = ParallelLayout(nodes=1, devices=1, micro_batch=64, single=True)
+    plain, planned = (predict_memory(trace, replace(setup, checkpointing=on)).activations for on in (False, True))
+    assert planned == predict_memory(by_hand, setup).activations < plain
+    machine = machine_from_cluster("A100", None)
+    assert predict_step(trace, replace(setup, checkpointing=True), machine) == predict_step(by_hand, setup, machine)
+    assert Trace.from_json(trace.to_json()) == trace
+
+
+@pytest.mark.parametrize("make", [Item, Branch, Numpy])
+def test_a_step_that_reads_values_is_measured_on_real_samples(make: Any, monkeypatch: pytest.MonkeyPatch):
+    samples = [{"x": torch.ones(WIDTH), "y": torch.tensor(1.0)}] * 6
+    real, fake = traced(make, samples, is_real=True), traced(Regression, samples)
+    assert flops(real) == flops(fake) and real.num_parameters == fake.num_parameters
+    monkeypatch.setattr(measured_step, "MAX_REAL_STEP_BYTES", 100)
+    with pytest.raises(NotTraceable, match="parameters take more than 1e-07 GB"):
+        traced(make, samples, is_real=True)
+
+
+def test_a_constructor_that_needs_values_makes_no_large_module(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(measured_step, "MAX_REAL_BYTES", 100)
+    with pytest.raises(NotTraceable, match="parameters take more than 1e-07 GB of this machine"):
+        traced(NeedsValues, TEXT)
+
+
+def test_the_line_of_an_error_is_the_researchers(tmp_path: Path):
+    """Check it for libraries that lie outside the environment, as those of a module or an image do."""
+    library = tmp_path / "opt" / "site-packages" / "site_library.py"
+    library.parent.mkdir(parents=True)
+    library.write_text("def fail():\n    raise ValueError('no')\n")
+    scope: dict[str, Any] = {}
+    exec(compile(library.read_text(), str(library), "exec"), scope)
+    try:
+        scope["fail"]()  # here
+    except ValueError as error:
+        assert re.match(rf"{Path(__file__).name}:\d+, `scope.*# here`: ValueError: no", explain(error))

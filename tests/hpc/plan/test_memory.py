@@ -11,7 +11,7 @@ from hpc.config import build, compose
 from hpc.plan import tracer
 from hpc.plan.memory import Memory, predict_memory, state_bytes
 from hpc.plan.setup import ParallelLayout, setup_from_config
-from hpc.plan.trace_types import LinearCost, Part, Trace, Work
+from hpc.plan.trace_types import BatchCost, Part, Trace, Work
 
 GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=1024", "data.vocab_size=50257"]
 RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224", "+data.num_classes=1000"]
@@ -109,17 +109,17 @@ def test_a_frozen_parameter_has_no_gradient_and_no_average():
 
 def test_of_a_pipeline_the_fullest_stage_counts():
     """Check that with a large vocabulary the last stage counts, though it holds fewer micro-batches than the first."""
-    small, large = Work(LinearCost(), LinearCost()), 10**10
+    small, large = Work(BatchCost(), BatchCost()), 10**10
     part = partial(
-        Part, buffer_bytes=0, output=LinearCost(), leftover=LinearCost(), forward=(), backward=(), all_reduced=(small,)
+        Part, buffer_bytes=0, output=BatchCost(), leftover=BatchCost(), forward=(), backward=(), all_reduced=(small,)
     )
     sizes = {"before": 1, "block 0": 1, "block 1": 1, "after": large}
     parts = [
         part(name=name, num_parameters=size, num_trained_per_rank=size, num_parameters_all_ranks=size,
-             num_tensors=1, saved=LinearCost(per_example=8),
-             forward_peak=(LinearCost(),), backward_peak=(LinearCost(),)) for name, size in sizes.items()
+             num_tensors=1, saved=BatchCost(per_example=8),
+             forward_peak=(BatchCost(),), backward_peak=(BatchCost(),)) for name, size in sizes.items()
     ]  # fmt: skip
     layout = ParallelLayout(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
     assert predict_memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
-    first = [replace(one, saved=LinearCost(per_example=1e12)) for one in parts[:2]]
+    first = [replace(one, saved=BatchCost(per_example=1e12)) for one in parts[:2]]
     assert predict_memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2

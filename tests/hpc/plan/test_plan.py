@@ -20,7 +20,7 @@ from hpc.launch import measured_links
 from hpc.plan import memory_check, plan_text, prediction, run_plan, scaling_plot, trace_cache
 from hpc.plan.fitting_changes import list_candidates
 from hpc.plan.setup import ParallelLayout, setup_from_config
-from hpc.plan.trace_types import LinearCost, Part, Trace
+from hpc.plan.trace_types import BatchCost, Part, Trace
 from hpc.run import changes as run_changes
 
 A100 = hardware.machine_from_cluster("A100", 100.0)
@@ -209,8 +209,8 @@ def by_parameters(num_parameters: int) -> Trace:
     """Return the trace of a module whose step could not be traced."""
     part = Part(
         name="before", num_parameters=num_parameters, num_trained_per_rank=num_parameters,
-        num_parameters_all_ranks=num_parameters, num_tensors=1, buffer_bytes=0, saved=LinearCost(), output=LinearCost(),
-        forward_peak=(LinearCost(),), backward_peak=(LinearCost(),), leftover=LinearCost(), forward=(), backward=(),
+        num_parameters_all_ranks=num_parameters, num_tensors=1, buffer_bytes=0, saved=BatchCost(), output=BatchCost(),
+        forward_peak=(BatchCost(),), backward_peak=(BatchCost(),), leftover=BatchCost(), forward=(), backward=(),
         all_reduced=(),
     )  # fmt: skip
     return Trace((part,), "samples", 1, by_parameters="net.py:3, `x.item()`: it needs the value of a tensor")
@@ -452,3 +452,79 @@ def test_who_reads_only_the_first_line_sees_no_traceback():
     with os.fdopen(write, "w") as nobody:
         done = subprocess.run(words, stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=300)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("key", ["data.global_batch_size", "data.batch_size", None])
+def test_a_proposed_change_keeps_the_global_batch_whoever_gives_it(key):
+    """Check that a batch of a device is halved where ranks or accumulated batches double, and that a loader's stays."""
+    layout = ParallelLayout(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
+    found = list(list_candidates(layout, has_blocks=True, batch_key=key))
+    for candidate in found:
+        typed = dict(word.split("=") for word in candidate.overrides)
+        nodes = int(typed.get("trainer.num_nodes", layout.nodes))
+        accumulate = int(typed.get("trainer.accumulate_grad_batches", layout.accumulate))
+        micro_batch = int(typed.get("data.batch_size", layout.micro_batch))
+        if key == "data.global_batch_size":
+            assert candidate.setup.global_batch == layout.global_batch and "data.batch_size" not in typed
+        else:
+            assert nodes * layout.devices * accumulate * micro_batch == layout.global_batch
+    assert any("accumulate" in word for candidate in found for word in candidate.overrides) == (key is not None)
+    assert any("strategy=fsdp" in candidate.overrides for candidate in found)
+
+
+@pytest.fixture
+def loader_decides():
+    """Return the overrides of data whose loaders decide about the batch size."""
+    source, config = PROJECT / "src/loader_decides.py", PROJECT / "configs/data/loader_decides.yaml"
+    sizes = {"block_size": 1024, "vocab_size": 96, "bytes_per_token": 1.0}
+    arguments = ", ".join(f"{name}={value}" for name, value in sizes.items())
+    source.write_text(
+        "import lightning as L\n\n\nclass Data(L.LightningDataModule):\n"
+        f"    def __init__(self, {arguments}):\n        super().__init__()\n"
+    )
+    config.write_text(json.dumps({"_target_": "loader_decides.Data", **sizes}))
+    yield ["model=gpt_1b", "data=loader_decides"]
+    source.unlink()
+    config.unlink()
+
+
+def test_a_plan_by_parameters_of_a_loaders_batch_has_ways_out(monkeypatch, loader_decides):
+    """Check a network whose step cannot be traced: the batch is unknown, but strategies that shard it are proposed."""
+    words = [*loader_decides, "trainer=ddp_4node", *JUWELS]
+    cfg = composed(*words)
+    sizes = {"num_parameters": 7 * 10**9, "num_trained_per_rank": 7 * 10**9, "num_parameters_all_ranks": 7 * 10**9}
+    empty = {"buffer_bytes": 0, "num_tensors": 1, "forward": (), "backward": (), "all_reduced": ()}
+    empty |= dict.fromkeys(("saved", "output", "leftover"), BatchCost())
+    part = Part(name="before", forward_peak=(BatchCost(),), backward_peak=(BatchCost(),), **sizes, **empty)
+    trace = Trace((part,), "samples", 1, by_parameters="it reads a value")
+    monkeypatch.setattr(trace_cache, "load_traces", lambda cfg, setups: [trace] * len(setups))
+    made = prediction.predict(trace, setup_from_config(cfg), A100)
+    assert made.fits is False and made.setup.micro_batch == 0
+    changes, _ = memory_check.find_fitting_changes(cfg, words, made)
+    assert changes and not any("accumulate" in change or "num_nodes" in change for change in changes)
+
+
+@pytest.mark.parametrize("error", [None, trace_cache.TracingError("no module named x")])
+def test_where_no_change_is_known_the_reason_is_told(monkeypatch, error, loader_decides):
+    words = [*loader_decides, "trainer=ddp", *JUWELS]
+    cfg = composed(*words)
+
+    def load(cfg, setups):
+        if error:
+            raise error
+        return [huge] * len(setups)
+
+    huge = replace(of(ParallelLayout(nodes=1, devices=1, micro_batch=1)).trace, loader_batch_size=10**6)
+    monkeypatch.setattr(trace_cache, "load_traces", load)
+    made = prediction.predict(huge, setup_from_config(cfg), A100)
+    changes, sentence = memory_check.find_fitting_changes(cfg, words, made)
+    assert not changes and ("no module named x" in sentence if error else "your loader" in sentence)
+
+
+@pytest.mark.parametrize(("memory_gb", "fits"), [(None, None), (10, False), (500, True)])
+def test_what_is_offloaded_must_fit_into_the_node(memory_gb, fits):
+    """Check ZeRO's offload of a network of a billion parameters: 16 bytes each, of four ranks on one node."""
+    layout = ParallelLayout(nodes=1, devices=4, micro_batch=1, sharding="zero3", precision="bf16-mixed", offload=True)
+    made = of(layout, replace(A100, node_memory_gb=memory_gb))
+    assert made.margin > 0 and made.fits is fits
+    assert prediction.fits_in_memory(made.trace, layout, replace(A100, node_memory_gb=memory_gb)) is (fits is True)

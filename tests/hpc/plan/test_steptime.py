@@ -10,8 +10,8 @@ from hpc.jobs.hardware import GPU, CollectiveEfficiency, Machine, OperationCosts
 from hpc.plan import collective_times, traffic
 from hpc.plan.collective_times import Group
 from hpc.plan.setup import ParallelLayout
-from hpc.plan.step_time import operations_seconds, predict_step
-from hpc.plan.trace_types import LinearCost, Part, Trace, Work
+from hpc.plan.step_time import operations_seconds, optimizer_seconds, predict_step
+from hpc.plan.trace_types import BatchCost, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
@@ -24,15 +24,15 @@ SHARDINGS = ["none", "zero1", "zero2", "zero3", "fsdp"]
 
 
 def product(flops: float, weights: float) -> Work:
-    return Work(LinearCost(per_example=flops), LinearCost(weights, 1.0))
+    return Work(BatchCost(per_example=flops), BatchCost(weights, 1.0))
 
 
 def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
     forward = (product(flops, parameters),) if flops else ()
     return Part(
-        name, parameters, parameters, parameters, tensors, 0, LinearCost(), LinearCost(per_example=1e6), (), (),
-        LinearCost(),
-        forward, forward * 2, (Work(LinearCost(), LinearCost(per_example=reduced), 4),) if reduced else (), forward,
+        name, parameters, parameters, parameters, tensors, 0, BatchCost(), BatchCost(per_example=1e6), (), (),
+        BatchCost(),
+        forward, forward * 2, (Work(BatchCost(), BatchCost(per_example=reduced), 4),) if reduced else (), forward,
     )  # fmt: skip
 
 
@@ -43,21 +43,21 @@ def network(flops: float = 1e12, parameters: int = 10**9, blocks: int = 4, reduc
 
 def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() -> None:
     setup = ParallelLayout(1, 1, 2, precision="bf16-true")
-    heavy = Work(LinearCost(per_example=5e11), LinearCost(fixed=1.0, per_example=1.0), 3)
+    heavy = Work(BatchCost(per_example=5e11), BatchCost(fixed=1.0, per_example=1.0), 3)
     assert operations_seconds([heavy], setup, IDEAL) == pytest.approx(3 * 2 * 5e11 / (0.5 * 100e12))
-    light = Work(LinearCost(per_example=1.0), LinearCost(fixed=1e9, per_example=2e9))
+    light = Work(BatchCost(per_example=1.0), BatchCost(fixed=1e9, per_example=2e9))
     assert operations_seconds([light], setup, IDEAL) == pytest.approx(5e9 / (0.5 * 1e12))
 
 
 def test_products_without_weights_are_attention() -> None:
     setup = ParallelLayout(1, 1, 1, precision="bf16-true")
-    works = [Work(LinearCost(per_example=1e12), LinearCost(fixed, 1.0)) for fixed in (1.0, 0.0)]
+    works = [Work(BatchCost(per_example=1e12), BatchCost(fixed, 1.0)) for fixed in (1.0, 0.0)]
     assert operations_seconds(works[1:], setup, IDEAL) == pytest.approx(2 * operations_seconds(works[:1], setup, IDEAL))
 
 
 def test_compiling_fuses_what_has_no_flops() -> None:
     eager, compiled = (ParallelLayout(1, 1, 1, precision="bf16-true", compile=compile) for compile in (False, True))
-    moves, counts = Work(LinearCost(), LinearCost(per_example=1e9)), product(1e12, 1)
+    moves, counts = Work(BatchCost(), BatchCost(per_example=1e9)), product(1e12, 1)
     assert operations_seconds([moves], compiled, IDEAL) == pytest.approx(
         0.25 * operations_seconds([moves], eager, IDEAL)
     )
@@ -253,3 +253,12 @@ def test_better_hardware_is_never_slower(one: Machine, setup: ParallelLayout, wh
     before, after = predict_step(trace, setup, one), predict_step(trace, setup, better)
     assert after.seconds <= before.seconds * (1 + 1e-9)
     assert min(before.compute, before.communication, before.optimizer, before.bubble) >= 0
+
+
+def test_zero_updates_copies_in_fp32():
+    setup = ParallelLayout(1, 8, 1, sharding="zero1", precision="bf16-true")
+    assert optimizer_seconds(network(), setup, IDEAL) == optimizer_seconds(
+        network(), replace(setup, precision="bf16-mixed"), IDEAL
+    )
+    fsdp = replace(setup, sharding="fsdp")
+    assert 2 * optimizer_seconds(network(), fsdp, IDEAL) == optimizer_seconds(network(), setup, IDEAL)

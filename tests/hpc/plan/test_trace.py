@@ -10,12 +10,15 @@ import pytest
 import torch
 from fork import PACKAGE
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as collectives
 
 from hpc.config import compose, preflight
 from hpc.plan import trace_cache, tracer
-from hpc.plan.fake_step import NotTraceable
+from hpc.plan.measured_step import NotTraceable, _tensor_parallel_mesh
+from hpc.plan.meter import Meter
 from hpc.plan.setup import setup_from_config
 from hpc.plan.trace_types import Trace, highest
+from hpc.training.fake_tensors import fake_tensor_mode
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
 
@@ -86,6 +89,18 @@ def test_ranks_that_share_layers_hold_and_do_their_share():
     assert sum(work.count for work in shared.all_reduced) == 4
     assert sum(work.count * work.bytes.per_example for work in shared.all_reduced) == 4 * 32 * 64 * 4
     assert not block.all_reduced
+
+
+def test_a_gather_and_a_scatter_cost_together_what_an_all_reduce_costs():
+    """Check the bytes that tensor-parallel ranks send if they share the sequence: a ring sends half for each."""
+    with _tensor_parallel_mesh(2) as mesh, fake_tensor_mode():
+        group, whole, shard = mesh.get_group(), torch.zeros(8, 64), torch.zeros(4, 64)
+        with Meter(nn.Linear(1, 1)) as meter:
+            meter.enter("before", "forward")
+            collectives.all_reduce(whole, "sum", group)
+            collectives.all_gather_tensor(shard, 0, group)
+            collectives.reduce_scatter_tensor(whole, "sum", 0, group)
+    assert meter.runs["before", "forward"].reduced == [8 * 64 * 4, 4 * 64 * 4, 4 * 64 * 4]
 
 
 class Looks(nn.Module):

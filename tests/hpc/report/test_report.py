@@ -91,9 +91,8 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
     (folder / "job.sh").write_text("#!/bin/bash\n")
     stub(commands, scheduler.SUBMIT_COMMAND[to], answer)
     try:
-        scheduler.submit_job(folder, OmegaConf.create({"name": "here", "scheduler": to}), job=work)
-    except errors.ConfigError:
-        assert "exit" in answer
+        cfg = OmegaConf.create({"cluster": {"name": "here", "scheduler": to}})
+        scheduler.submit_job(folder / "job.sh", cfg, job=work, folder=folder)
     finally:
         (commands / scheduler.SUBMIT_COMMAND[to]).unlink()
         (commands / "calls").unlink()
@@ -294,11 +293,9 @@ def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Cloc
     clock(8)
     end(run_dir, attempt(run_dir), 5, "continue", {})
     clock(7)
-    submit(run_dir, commands, work, "echo 'sbatch: error: invalid account' >&2; exit 1")
-    assert (only(runs)["state"], only(runs)["note"]) == (
-        "not submitted",
-        "sbatch: error: invalid account (nothing is queued)",
-    )
+    with pytest.raises(errors.ConfigError, match="invalid account"):
+        submit(run_dir, commands, work, "echo 'sbatch: error: invalid account' >&2; exit 1")
+    assert only(runs)["state"] == "to be continued"  # as before
     clock(6)
     attempt(run_dir, None)
     written(run_dir, 6)
@@ -382,6 +379,10 @@ def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, command
     assert run_table.scheduler_of_run(run) == "slurm"
     stub(commands, "qstat", "exit 1")
     assert run_table.scheduler_of_run(run) == "pbs"
+    stub(commands, "squeue", "exit 0")
+    assert run_table.scheduler_of_run(run) == "slurm"
+    (runs / "digits" / "config.yaml").write_text("cluster:\n  name: here\n  scheduler: pbs\n")
+    assert run_table.scheduler_of_run(run) == "pbs", "a rendered script was given to qsub where there is a squeue, too"
 
 
 def test_a_site_without_accounts(runs: Path, commands: Path) -> None:

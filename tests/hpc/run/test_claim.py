@@ -145,6 +145,9 @@ def test_a_job_that_pbs_starts_again_does_not_wait_for_its_lost_host(start: Star
     assert time.monotonic() - begun < 1
     assert (mine.attempt, mine.may_write(), go(zombie)) == (2, True, ["False"])
     mine.release()
+    broken = claim.claimant_record({"PBS_JOBID": "53.server", "SLURM_RESTART_COUNT": "x"})
+    assert not claim.is_claim_before_requeue(tmp_path, broken)
+    assert claim.is_claim_before_requeue(tmp_path, claim.claimant_record(job | {"PBS_JOBCOOKIE": "\udcff"}))
     written = "".join(path.read_text() for path in (tmp_path / "claims").iterdir())
     assert "A" * 32 not in written and "B" * 32 not in written, "PBS lets whoever knows the cookie into the job"
 

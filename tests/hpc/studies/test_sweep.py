@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from desk import Desk
+from omegaconf import OmegaConf
 
-from hpc.config import conversion, preflight
+from hpc.config import compose, conversion, preflight
 from hpc.config.errors import ConfigError
 from hpc.run import directory, frozen_config
 from hpc.studies import sweep
@@ -41,6 +42,31 @@ def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
     cfgs = [cfg for cfg, _ in sweep.compose_members([typed], FOLDER)]
     assert [conversion.flatten(cfg)[key] for cfg in cfgs] == values
     assert all(Path(cfg.run_dir).parent == FOLDER for cfg in cfgs)
+
+
+def test_where_only_values_differ_hydra_composes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the configs are those that Hydra would compose one by one."""
+    calls = []
+    once = compose.hydra_compose
+    monkeypatch.setattr(compose, "hydra_compose", lambda *words, **more: calls.append(words) or once(*words, **more))
+    values = [
+        "seed=range(3)",
+        "model.network.widths=[8,16],[16,32]",
+        "cluster.account=0123,null",
+        "data.batch_size=4,8",
+    ]
+    for typed, count in (
+        ([*values, "cluster=slurm"], 1),
+        (["seed=1,2,3", "trainer=ddp,gpu", "name=a,'${seed}'"], 2),
+        (["+model.network.extra={a: 1},{b: 2}"], 2),
+    ):
+        members = sweep.compose_members(typed, FOLDER)
+        assert len(calls) == count, typed
+        for cfg, words in members:
+            alone = compose.compose_overrides(words)
+            alone.run_dir = cfg.run_dir
+            assert alone == cfg and OmegaConf.to_yaml(alone) == OmegaConf.to_yaml(cfg)
+        calls.clear()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path)
     assert noted == {
         "cluster": "slurm", "scheduler": "slurm", "name": "first", "nodes": 4, "gpus_per_node": 4, "seconds": 5400,
         "argv": ["cluster=slurm", "trainer=ddp_4node", "cluster.time=1:30:00", "name=first"],
-        "job": "17", "jobs": ["17"], "error": None,
+        "job": "17", "jobs": ["17"],
     }  # fmt: skip
 
 
@@ -105,7 +106,8 @@ def test_what_a_site_prints_before_the_number_is_none(cluster: str, answer: str,
 
 def test_a_chain_tells_what_all_its_jobs_may_cost(desk: Desk) -> None:
     assert desk.type("cluster=pbs", "cluster.account=a", "cluster.chain=3", "cluster.time=1:00:00", "trainer=ddp") == 0
-    assert "asks for at most 3 jobs, one after the other, of 1 nodes x 4 tasks, 01:00:00 each: 12 GPU-hours" in desk.out
+    size = "3 jobs, one after the other until the run is finished, of 1 nodes x 4 tasks, 01:00:00 each"
+    assert f"asks for at most {size}: 12 GPU-hours" in desk.out
     assert desk.type("cluster=slurm", "cluster.chain=3") == 2 and "cluster.chain=1" in desk.err
 
 
@@ -227,16 +229,17 @@ def test_pbs_gets_a_chain_of_jobs(desk: Desk) -> None:
     assert desk.type("cluster=pbs", "cluster.chain=3") == 0
     assert desk.out.startswith("job 30.server 31.server 32.server\n") and "/job-30.log\n" in desk.out
     options = [line for line in desk.noted("qsub.argv").splitlines() if not line.endswith("job.sh")]
-    assert options == ["-W", "depend=afternotok:30.server", "-W", "depend=afternotok:31.server"]
+    assert options == ["-h", "-h", "-W", "depend=afternotok:30.server", "-h", "-W", "depend=afternotok:31.server"]
+    assert desk.noted("qrls.argv") == "30.server 31.server 32.server\n"
     assert desk.submitted()["jobs"] == ["30.server", "31.server", "32.server"]
     assert {"job.sh", "node.sh"} <= {path.name for path in desk.runs()[0].iterdir()}
 
 
-def test_a_chain_that_breaks_off_says_what_is_queued(desk: Desk) -> None:
+def test_of_a_chain_that_breaks_off_nothing_is_queued(desk: Desk) -> None:
     desk.scheduler('[ ! -e "$0.count" ] || { echo "qsub: too many" >&2; exit 1; }; >"$0.count"; echo 30.server')
     assert desk.type("cluster=pbs", "cluster.chain=3") == 2
-    assert "qsub: too many (the chain ends with 30.server)" in desk.err
-    assert (desk.submitted()["job"], desk.submitted()["jobs"]) == ("30.server", ["30.server"])
+    assert "qsub: too many (nothing is queued)" in desk.err and desk.runs() == []
+    assert desk.noted("qdel.argv") == "30.server\n" and not desk.noted("qrls.argv")
 
 
 def test_what_another_job_left_in_the_shell_is_not_passed_on(desk: Desk) -> None:
@@ -285,8 +288,6 @@ def test_a_scheduler_that_rejects_is_quoted(desk: Desk) -> None:
     desk.scheduler('echo "sbatch: error: invalid account" >&2; exit 1')
     assert desk.type("cluster=slurm") == 2
     assert "sbatch: error: invalid account (nothing is queued)" in desk.err and desk.out == ""
-    noted = desk.submitted()
-    assert noted["job"] is None and "not submitted: sbatch: error: invalid account" in noted["error"]
 
 
 def test_a_scheduler_that_says_nothing_is_not_believed(desk: Desk) -> None:
@@ -593,6 +594,24 @@ def test_a_repository_above_that_ignores_the_project_is_not_asked(desk: Desk, tm
     git(tmp_path, "init", "-q")
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     assert copied(Path("mine")) == sorted(FILES)
+
+
+def test_pipes_and_sockets_are_left_out(desk: Desk) -> None:
+    os.mkfifo(desk.project / "src" / "p" / "wandb.pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        Path("socket").rename(desk.project / "socket")
+        assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
+    assert copied(Path("mine")) == sorted(FILES)
+
+
+def test_a_file_that_cannot_be_copied_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(source))
+
+    monkeypatch.setattr(snapshot.shutil, "copy2", copy)
+    assert desk.type("cluster=slurm", "run_dir=mine") == 2 and not Path("mine").exists()
+    assert f"{desk.project}/" in desk.err and "must be readable" in desk.err and ".gitignore" in desk.err
 
 
 def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 import ast
 import re
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,3 +234,22 @@ def test_no_group_gives_up_before_the_watch_does(strategy: str, start: Callable,
     said = start(tmp_path / "run", 2, words, patch=TIMEOUTS)
     waits = [ast.literal_eval(found) for found in re.findall(r"waits (\[.*?\]) minutes", said)]
     assert len(waits) == 2 and all(len(groups) > 1 and min(groups) > 100 for groups in waits), waits
+
+
+def test_a_group_waits_as_long_as_a_job_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that torch's own limits, which run on meanwhile, end no run: the watchdog ends one that hangs."""
+    from torch.distributed import TCPStore, distributed_c10d
+
+    from hpc.training import strategies
+
+    names = ("default_pg_timeout", "default_pg_nccl_timeout")
+    for name in names:
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    strategies.extend_group_timeouts()
+    limits = [limit for name in names if (limit := getattr(distributed_c10d, name))]
+    assert min(limits) > timedelta(days=7)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=max(limits))
+    setter = threading.Timer(0.3, store.clone().set, ["key", "value"])
+    setter.start()
+    assert store.get("key") == b"value", "torch can count so many milliseconds"
+    setter.join()

@@ -9,6 +9,7 @@ from typing import NoReturn
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import (
     ConfigCompositionException,
@@ -62,7 +63,8 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         typed_words.reject_forbidden(override)
     try:
         with initialize_hydra(configs):
-            cfg = _compose_typed([typed_words.in_hydras_grammar(override) for override in overrides])
+            words = [typed_words.in_hydras_grammar(override) for override in overrides]
+            cfg = _compose_typed(typed_words.last_choices(words))
             choices = cfg.hydra.runtime.choices
             with open_dict(cfg):
                 del cfg["hydra"]
@@ -93,6 +95,20 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     trainer_arguments.read_as_lightning(cfg)
     _take_checkpoint_of_run(cfg)
     return cfg
+
+
+def with_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig | None:
+    """Return a copy of a composed config with other values of its keys; None if it must be composed anew."""
+    copy, words = cfg.copy(), [typed_words.in_hydras_grammar(override) for override in overrides]
+    for override, word in zip(OverridesParser.create().parse_overrides(words), words, strict=True):
+        is_plain = not (override.is_delete() or override.is_add() or override.package)
+        if not is_plain or isinstance(override.value(), dict) or typed_words.CODE_KEYS.search(word) or "ckpt=" in word:
+            return None
+        try:
+            OmegaConf.update(copy, override.key_or_group, override.value())
+        except OmegaConfBaseException:
+            return None
+    return copy
 
 
 def config_groups(configs: Path | None = None) -> dict[str, list[str]]:

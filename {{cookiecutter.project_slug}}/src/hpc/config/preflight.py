@@ -15,8 +15,9 @@ from omegaconf.errors import (
 )
 
 from hpc.config import batch_size, cluster_rules, section_rules, signatures, strategy_rules, trainer_arguments
+from hpc.config.build import ARGUMENT_ERRORS
 from hpc.config.conversion import flatten, to_dataclass
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import cluster_for_job_script
 from hpc.config.personal_clusters import PERSONAL_CLUSTERS
 from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
@@ -57,9 +58,9 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     section_rules.check_checkpoint(to_dataclass(CheckpointConfig, cfg.checkpoint, name="checkpoint"))
     section_rules.check_faults(to_dataclass(FaultsConfig, cfg.faults, name="faults"), strategy)
     section_rules.check_nonfinite_skip(cfg)
+    section_rules.check_callbacks(cfg)
     strategy_rules.check_strategy(strategy, trainer, cfg=cfg)
     strategy_rules.check_model_network(strategy, cfg)
-    section_rules.check_callbacks(cfg)
     section_rules.check_network_sizes(cfg)
     batch_size.check_batch_size(cfg)
     section_rules.check_monitor(cfg)
@@ -104,6 +105,7 @@ def check_complete(cfg: DictConfig, *, needs_data: bool = True) -> None:
         raise ConfigError(", ".join(missing), None, rule, " ".join(f"{key}=<value>" for key in missing))
     for key, value in flatten(cfg).items():
         _check_reference(cfg, key, value)
+        _check_code_key(key, value)
 
 
 def check_complete_for_job(cfg: DictConfig) -> None:
@@ -186,6 +188,14 @@ def _check_reference(cfg: DictConfig, key: str, value: object) -> None:
         return
 
 
+def _check_code_key(key: str, value: object) -> None:
+    """Raise `ConfigError` if a `_target_` or `_check_`, or what lies below one, is no name; null stands for nothing."""
+    inside = [part for part in key.split(".") if part in ("_target_", "_check_")]
+    if inside and (key.rpartition(".")[2] != inside[0] or not isinstance(value, str | None)):
+        rule = "must be the dotted name of a class or function, as text"
+        raise ConfigError(key, value, rule, f"{inside[0]}: package.module.Name in the file of configs/")
+
+
 def _has_own_checkpoint(cfg: DictConfig) -> bool:
     """Return whether the run resumes from a checkpoint of its own and no longer needs the one that it started from."""
     checkpoint = home.expand(cfg.run_dir) / "checkpoints/last.ckpt" if cfg.run_dir else None
@@ -208,6 +218,11 @@ def _run_check_functions(node: Any, cfg: DictConfig) -> None:
         _run_check_functions(value, cfg)
     if isinstance(node, DictConfig) and (name := node.get("_check_")):
         module, _, function = name.rpartition(".")
-        for key, value in (getattr(import_module(module), function)(node, cfg) or {}).items():
+        try:
+            values = getattr(import_module(module), function)(node, cfg) or {}
+        except (ImportError, *ARGUMENT_ERRORS) as error:
+            rule = f"must have values that {name} can check: {type(error).__name__}: {first_line(error)}"
+            raise ConfigError(node._get_full_key(None), None, rule, "correct these values, or that function") from error
+        for key, value in values.items():
             if node[key] is None:
                 node[key] = value

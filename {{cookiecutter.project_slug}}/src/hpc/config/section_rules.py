@@ -31,7 +31,7 @@ SKIPPING_NEEDS_FUSED = (
     "must not be skip unless the optimizer is fused, as only a fused optimizer can skip an update on the GPU"
 )
 _SAVES = (
-    "The project itself must write the checkpoints, whole or not at all, as it resumes from them",
+    "An error must not be followed by a save: ranks may be at different steps, and would wait for each other",
     "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
 )
 _SEARCHES = (
@@ -43,7 +43,7 @@ _RENAMES = (
     "callbacks.{}=null; prune the trained network of the run's best checkpoint",
 )
 # Callbacks of Lightning that do not work here: the name of the class → rule, fix.
-UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "OnExceptionCheckpoint": _SAVES}
 UNSUPPORTED_CALLBACKS |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 LOGGER_EXTRAS = ("mlflow", "wandb")  # by a part of the logger's name
 MAX_HANG_MINUTES = 60 * 24 * 365  # timers take no more than some hundred years

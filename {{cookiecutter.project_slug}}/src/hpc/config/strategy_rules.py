@@ -18,6 +18,9 @@ MAX_SUGGESTED_SIZE = 4096  # more devices work in no tensor-parallel group
 def check_strategy(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: DictConfig) -> None:
     """Check sizes, precision, and what DeepSpeed and the callbacks need."""
     world_size = trainer.num_nodes * (trainer.devices or 1)
+    if not isinstance(cfg.strategy.lightning, DictConfig) or "_target_" not in cfg.strategy.lightning:
+        rule = "must be a node with a _target_, as the files of configs/strategy have it"
+        raise ConfigError("strategy.lightning", cfg.strategy.lightning, rule, "strategy=ddp, or another one of --help")
     require_at_least("strategy.tensor_parallel_size", strategy.tensor_parallel_size, minimum=1)
     if strategy.kind == "single" and world_size > 1:
         name, number = ("num_nodes", trainer.num_nodes) if trainer.num_nodes > 1 else ("devices", trainer.devices)

@@ -96,3 +96,12 @@ def reject_forbidden(override: str) -> None:
         if rule:
             fix = f"a file below {CONFIGS} that names it; if you trust its package, add a line in {trust.TRUSTED_FILE}"
             raise ConfigError(key, str(leaf), f"{rule}, as it decides what code runs and is typed", fix)
+
+
+def last_choices(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without `~group` where `group=choice` comes later: Hydra would remove the group anyway."""
+    kept = []
+    for number, override in enumerate(overrides, start=1):
+        if not (override[:1] == "~" and any(word.startswith(f"{override[1:]}=") for word in overrides[number:])):
+            kept.append(override)
+    return kept

@@ -63,6 +63,7 @@ class Machine:
 
     Attributes:
         node_gbs: nominal GB/s that a node sends; None if unknown, then plans are for one node only.
+        node_memory_gb: main memory of a node; None if unknown.
         tf32: whether fp32 matrix products are computed in TF32 where the GPU can.
     """
 
@@ -71,6 +72,7 @@ class Machine:
     network: CollectiveEfficiency
     operations: OperationCosts
     tf32: bool = True
+    node_memory_gb: float | None = None
 
 
 def machine_from_cluster(

@@ -247,7 +247,9 @@ exit_as_nodes_did() {
     code=$((worst ? worst : 1))
     [ -z "$rejected" ] || { echo "job.sh: rejected; the reason is in node-*-$id.log" && exit 2; }
     case $(read_outcome) in
-    finished) exit 0 ;;
+    finished)
+        [ "$chain" -eq 1 ] || echo "job.sh: PBS deletes the jobs of the chain that are left, as the run is finished"
+        exit 0 ;;
     failed) exit "$code" ;;
     continue) code=$to_be_continued ;;
     esac

@@ -104,7 +104,7 @@ def job_id(environ: Mapping[str, str]) -> str:
 def start_key(environ: Mapping[str, str]) -> str:
     """Return what tells the starts of a job apart: Slurm's count of restarts, or a digest of PBS's cookie; else "0"."""
     if cookie := environ.get("PBS_JOBCOOKIE", ""):  # a secret: who knows it may start processes in the job
-        return f"pbs-{hashlib.sha256(cookie.encode()).hexdigest()[:16]}"
+        return f"pbs-{hashlib.sha256(cookie.encode(errors='replace')).hexdigest()[:16]}"
     return environ.get("SLURM_RESTART_COUNT", "0")
 
 

@@ -11,12 +11,13 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from hpc.data.batch_contents import measure_batch
+from hpc.data.batch_contents import iterate_tensors, measure_batch
 from hpc.data.data_module import DataModule
 from hpc.training.dry_run import DryRunTrainer, explain
 from hpc.training.fake_tensors import fake_copy, fake_tensor_mode
@@ -30,8 +31,8 @@ class UnreadableData(Exception):
 
 
 @dataclass(frozen=True)
-class FakeBatch:
-    """A batch without content, and its tensors."""
+class ExampleBatch:
+    """A batch and its tensors."""
 
     batch: Any
     tensors: list[Tensor]
@@ -57,8 +58,10 @@ class ExampleBatches:
         self.loader_batch_size: int | None = None
         self.trainer = DryRunTrainer()
 
-    def make(self, module: L.LightningModule, num_examples: int, *, dtype: torch.dtype | None) -> FakeBatch:
-        """Return a batch of fake tensors. To be called within `fake_tensor_mode`.
+    def make(
+        self, module: L.LightningModule, num_examples: int, *, dtype: torch.dtype | None, is_real: bool = False
+    ) -> ExampleBatch:
+        """Return a batch of fake tensors, or of real ones. To be called within the mode of such tensors.
 
         Args:
             dtype: to which Lightning converts floating-point numbers; None: it does not.
@@ -77,8 +80,11 @@ class ExampleBatches:
             changed: dict[str, Any] = {"size": (num_examples, *tensor.shape[1:])} if is_resized else {}
             return changed | ({"dtype": dtype} if dtype and tensor.is_floating_point() else {})
 
+        if is_real:
+            batch = apply_to_collection(batch, Tensor, lambda tensor: _real_copy(tensor, **change(tensor)))
+            return ExampleBatch(batch, list(iterate_tensors(batch)))
         tensors: list[Tensor] = []
-        return FakeBatch(fake_copy(batch, change, copies=tensors), tensors)
+        return ExampleBatch(fake_copy(batch, change, copies=tensors), tensors)
 
     def _of_data(self, num_examples: int) -> Any:
         try:
@@ -135,6 +141,12 @@ class ExampleBatches:
         if len(set(sizes)) > 1:
             self.note = f"samples differ in size; planned with the largest of the first {len(samples)}"
         return samples[sizes.index(max(sizes))]
+
+
+def _real_copy(tensor: Tensor, size: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor of this size and type, which repeats samples or leaves some out."""
+    resized = tensor if size is None else tensor[torch.arange(size[0]) % len(tensor)]
+    return resized.to(dtype or tensor.dtype)
 
 
 def _num_numbers(batch: Any) -> int:

@@ -57,12 +57,19 @@ def smallest_fitting(
 
 
 def list_candidates(
-    setup: ParallelLayout, *, has_blocks: bool, max_nodes: int | None = None, devices: int | None = None
+    setup: ParallelLayout,
+    *,
+    has_blocks: bool,
+    batch_key: str | None = "data.global_batch_size",
+    max_nodes: int | None = None,
+    devices: int | None = None,
 ) -> Iterator[Candidate]:
     """Yield candidates of up to three changes with the same global batch: few before many, cheap before expensive.
 
     Args:
         has_blocks: the network names its blocks.
+        batch_key: gives the batch size: data.global_batch_size, or data.batch_size, which then changes, too. None: the
+            loaders of the data decide, so that the batch of a device cannot change.
         max_nodes: that the cluster allows.
         devices: per node of the cluster.
     """
@@ -73,8 +80,16 @@ def list_candidates(
             for chosen in product(*combination):
                 fields = {key: value for change in chosen for key, value in change.fields.items()}
                 keys = {change.override.partition("=")[0] for change in chosen}
-                if len(keys) == number and (changed := with_global_batch(setup, setup.global_batch, **fields)):
-                    yield Candidate(tuple(change.override for change in chosen), changed)
+                changed = with_global_batch(setup, setup.global_batch, **fields) if len(keys) == number else None
+                if changed and (batch := _batch_overrides(setup, changed, batch_key)) is not None:
+                    yield Candidate((*(change.override for change in chosen), *batch), changed)
+
+
+def _batch_overrides(setup: ParallelLayout, changed: ParallelLayout, batch_key: str | None) -> tuple[str, ...] | None:
+    """Return what else must be typed so that the global batch stays; None if it cannot stay."""
+    if changed.micro_batch == setup.micro_batch or batch_key == "data.global_batch_size":
+        return ()
+    return (f"{batch_key}={changed.micro_batch}",) if batch_key else None
 
 
 def _changes(setup: ParallelLayout, *, has_blocks: bool, max_nodes: int, devices: int | None) -> list[list[Change]]:

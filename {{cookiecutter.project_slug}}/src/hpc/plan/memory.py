@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc.plan.setup import BYTES, ParallelLayout
-from hpc.plan.trace_types import LinearCost, Part, Trace, highest
+from hpc.plan.trace_types import BatchCost, Part, Trace, highest
 
 # Parameters that ZeRO-3 keeps gathered, to use them again soon (stage3_max_live_parameters of DeepSpeed).
 LIVE_PARAMETERS = 1_000_000_000
@@ -33,6 +33,7 @@ def predict_memory(trace: Trace, setup: ParallelLayout, fixed_bytes: float = 0.0
     States follow Rajbhandari et al., 2020 (ZeRO), section 3, with the sizes of today's DeepSpeed and FSDP2. The peak
     follows the parts of the network through forward and backward, as they were measured.
     """
+    trace = trace.with_checkpointing(setup.checkpointing)
     stages = (_stage_memory(trace, setup, stage, fixed_bytes) for stage in range(setup.pipeline))
     return max(stages, key=lambda memory: memory.total)
 
@@ -54,6 +55,13 @@ def _stage_memory(trace: Trace, setup: ParallelLayout, stage: int, fixed_bytes: 
     buffers = sum(part.buffer_bytes for part in parts) + _strategy_buffers(parts, setup)
     activations = max(0.0, peak - gradients - logits)
     return Memory(weights, gradients, optimizer, activations, logits, buffers, fixed_bytes)
+
+
+def offloaded_bytes(trace: Trace, setup: ParallelLayout) -> float:
+    """Return the bytes of weights, gradients and optimizer that lie in the main memory of a node; 0 on GPUs."""
+    counts = trace.num_parameters_per_rank, trace.num_trained_per_rank
+    states = state_bytes(*counts, optimizer_states=trace.optimizer_states, setup=setup)
+    return sum(states) * setup.devices if setup.offload else 0.0
 
 
 def state_bytes(
@@ -95,7 +103,7 @@ def _peak(parts: Sequence[Part], examples: float, setup: ParallelLayout, gradien
         is_recomputed = _is_recomputed(part, setup)
         alive += part.output.at(examples) if is_recomputed else part.saved.at(examples)
         casts += max(0.0, part.saved.fixed) if is_recomputed else 0.0  # autocast's copies of weights stay in forward
-    gradients, leftover = all_gradients if gradients_stay else 0.0, LinearCost()
+    gradients, leftover = all_gradients if gradients_stay else 0.0, BatchCost()
     for part, begin in zip(reversed(parts), reversed(begins), strict=True):
         if _is_recomputed(part, setup):
             output_gradient = part.output.at(examples) + max(0.0, leftover.fixed)

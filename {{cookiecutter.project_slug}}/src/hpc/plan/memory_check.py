@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from hpc.config.batch_size import GLOBAL, PER_DEVICE
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
 from hpc.config.preflight import check_rules
@@ -19,6 +20,10 @@ from hpc.plan.trace_types import Trace
 
 MAX_CHANGES = 3  # that are listed
 NO_CHANGE_FITS = "a smaller network or global batch: no strategy, number of nodes or precision makes this one fit"
+NO_CHANGE_WITH_LOADER_FITS = (
+    "a smaller network, or a smaller batch of your loader: with its present batch no strategy or precision makes this "
+    "run fit (more nodes or accumulated batches would enlarge the global batch)"
+)
 
 Arithmetic = tuple[object, ...]  # precisions and tensor parallelism, which determine a trace
 
@@ -36,6 +41,7 @@ def machine_from_config(cfg: DictConfig) -> Machine | None:
         return None
     tf32 = cfg.matmul_precision != "highest"
     nominal = machine_from_cluster(cluster.gpu, cluster.network_gbs, link_gbs=cluster.gpu_link_gbs, tf32=tf32)
+    nominal = replace(nominal, node_memory_gb=cluster.memory_gb or None)
     return with_measured_links(nominal, measured_links.load(cluster.name), devices=cluster.gpus_per_node)
 
 
@@ -95,18 +101,28 @@ def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
             f"must fit on a GPU: {cfg.cluster.gpu} has {capacity_gb:.1f} GB for torch, "
             f"and a step needs {needed_gb:.1f} GB at its peak{more} (python plan.py shows for what)"
         )
-        changes = find_fitting_changes(cfg, words, prediction) or [NO_CHANGE_FITS]
-        fix = "; or ".join([*changes, "force=true if you know better"])
+        changes, sentence = find_fitting_changes(cfg, words, prediction)
+        fix = "; or ".join([*(changes or [sentence]), "force=true if you know better"])
         raise ConfigError("The memory of this run", None, rule, fix)
 
 
-def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Prediction) -> list[str]:
-    """Return overrides for a run that does not fit. With each of them, on top of `words`, it fits."""
-    setup, machine = prediction.setup, machine_from_config(cfg)
+def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Prediction) -> tuple[list[str], str]:
+    """Return overrides for a run that does not fit, with each of which, on top of `words`, it fits.
+
+    Returns:
+        The overrides, and the sentence to print if there are none.
+    """
+    # Without a batch size the parameters alone are planned: any size will do.
+    setup = replace(prediction.setup, micro_batch=prediction.setup.micro_batch or 1)
+    machine = machine_from_config(cfg)
     assert machine is not None
-    has_blocks, max_nodes, devices = bool(prediction.trace.blocks), cfg.cluster.max_nodes, cfg.cluster.gpus_per_node
-    candidates = list(list_candidates(setup, has_blocks=has_blocks, max_nodes=max_nodes, devices=devices))
-    traces = _traces(cfg, [candidate.setup for candidate in candidates])
+    limits = {"max_nodes": cfg.cluster.max_nodes, "devices": cfg.cluster.gpus_per_node}
+    has_blocks = bool(prediction.trace.blocks)
+    candidates = list(list_candidates(setup, has_blocks=has_blocks, batch_key=_batch_key(cfg), **limits))
+    try:
+        traces = _traces(cfg, [candidate.setup for candidate in candidates])
+    except trace_cache.TracingError as error:
+        return [], f"a smaller network or batch, because the changed step cannot be planned here: {error}"
 
     def fits(candidate: Candidate) -> bool:
         trace = traces.get(_arithmetic(candidate.setup))
@@ -119,16 +135,20 @@ def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Pred
         trace = traces[_arithmetic(composed)]
         return fits_in_memory(trace, with_loader_batch(composed, trace), machine)
 
-    return [" ".join(candidate.overrides) for candidate in smallest_fitting(candidates, fits, max_count=MAX_CHANGES)]
+    smallest = smallest_fitting(candidates, fits, max_count=MAX_CHANGES)
+    sentence = NO_CHANGE_FITS if _batch_key(cfg) else NO_CHANGE_WITH_LOADER_FITS
+    return [" ".join(candidate.overrides) for candidate in smallest], sentence
+
+
+def _batch_key(cfg: DictConfig) -> str | None:
+    """Return the key that gives the batch size; None if the loaders of the data decide."""
+    return next((f"data.{key}" for key in (GLOBAL, PER_DEVICE) if cfg.data.get(key) is not None), None)
 
 
 def _traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> dict[Arithmetic, Trace]:
-    """Return a trace for each arithmetic of these setups; empty if the module cannot be made."""
+    """Return a trace for each arithmetic of these setups. Raise `TracingError` if the module cannot be made."""
     distinct = {_arithmetic(setup): setup for setup in setups}
-    try:
-        return dict(zip(distinct, trace_cache.load_traces(cfg, list(distinct.values())), strict=True))
-    except trace_cache.TracingError:
-        return {}
+    return dict(zip(distinct, trace_cache.load_traces(cfg, list(distinct.values())), strict=True))
 
 
 def _arithmetic(setup: ParallelLayout) -> Arithmetic:

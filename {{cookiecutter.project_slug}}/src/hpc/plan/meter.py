@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
@@ -21,10 +19,8 @@ FORMULAS: dict[Any, Callable[..., int]] = flop_registry | {
         ATEN._scaled_dot_product_flash_attention_backward
     ],
 }
-# Functions that CUDA's autocast computes in fp32, and the CPU's does not (docs.pytorch.org/docs/stable/amp.html).
-IN_FP32 = {F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.nll_loss, F.cross_entropy, F.mse_loss, F.l1_loss}
-IN_FP32 |= {torch.softmax, torch.log_softmax, torch.exp, torch.log, torch.pow, torch.cumsum, torch.norm, F.softplus}
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+# What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
+COLLECTIVES = {"all_reduce": 1.0, "reduce_scatter": 0.5, "all_gather": 0.5}
 
 
 @dataclass
@@ -35,7 +31,7 @@ class PartRun:
     end: int = 0  # alive when it ended
     levels: list[int] = field(default_factory=list)  # alive after each allocation, beyond `begin`
     work: list[tuple[int, int]] = field(default_factory=list)  # FLOPs and bytes of each operation
-    reduced: list[int] = field(default_factory=list)  # of each collective
+    reduced: list[int] = field(default_factory=list)  # of the all-reduce that costs what a collective does
     num_needed: int = 0  # operations until the last tensor that backward needs
 
 
@@ -105,8 +101,9 @@ class Meter(TorchDispatchMode):
         if self.is_one_part and torch._C._current_graph_task_id() != -1:  # within a backward pass
             run = self.runs.setdefault((self.part, "backward"), PartRun())
         if func.namespace == "_c10d_functional":
-            if any(name in str(func) for name in COLLECTIVES):
-                run.reduced.append(sum(map(local_bytes, read)))
+            for share in (share for name, share in COLLECTIVES.items() if name in str(func)):
+                whole = max(sum(map(local_bytes, tensors)) for tensors in (read, written))
+                run.reduced.append(int(share * whole))
         elif not is_view(func):
             formula = FORMULAS.get(func._overloadpacket)
             flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
@@ -137,15 +134,6 @@ class Meter(TorchDispatchMode):
             self._gradients.discard(key)
         else:
             self.alive -= size
-
-
-class CudaAutocast(TorchFunctionMode):
-    """Compute in fp32 what CUDA's autocast computes in fp32; to be used within the CPU's autocast."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in IN_FP32 and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            args = (args[0].float(), *args[1:])
-        return func(*args, **(kwargs or {}))
 
 
 def local_bytes(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.charts.units import format_seconds, format_si
-from hpc.plan.memory import state_bytes
+from hpc.plan.memory import offloaded_bytes
 from hpc.plan.prediction import SPARE_SHARE, PredictedScalingRow, Prediction
 from hpc.plan.step_time import forward_flops
 from hpc.plan.whole_run import START_SECONDS, CheckpointCost, Finish
@@ -80,12 +80,11 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
 
 
 def _offload_note(prediction: Prediction) -> str:
-    trace, setup = prediction.trace, prediction.setup
-    num_trained = trace.num_trained_per_rank * setup.tensor_parallel
-    sizes = state_bytes(trace.num_parameters, num_trained, optimizer_states=trace.optimizer_states, setup=setup)
+    offloaded, memory = offloaded_bytes(prediction.trace, prediction.setup), prediction.node_memory
+    known = "which may be less (cluster.memory_gb is null)" if memory is None else f"which has {memory / 1e9:.0f} GB"
     return (
-        f"each GPU offloads {sum(sizes) / 1e9:.1f} GB to its node's memory; a step takes longer than predicted, by the"
-        " time to move them and to run the optimizer there"
+        f"{offloaded / 1e9:.1f} GB are offloaded to the main memory of each node, {known}; a step takes longer than "
+        "predicted, by the time to move them and to run the optimizer there"
     )
 
 
@@ -118,7 +117,7 @@ def _memory_lines(prediction: Prediction) -> list[str]:
     if prediction.capacity is not None and prediction.margin is not None:
         margin = f"{abs(prediction.margin) / 1e9:.1f} GB"
         verdict = f"does NOT fit, {margin} too much" if prediction.margin < 0 else f"fits, {margin} to spare"
-        if prediction.fits is None:
+        if prediction.trace.by_parameters and prediction.margin >= 0:
             verdict = f"{margin} are left for activations"
         total += f" of {prediction.capacity / size:.1f}, minus {SPARE_SHARE:.0%} for fragmentation: {verdict}"
     return [f"memory of a {'GPU' if prediction.setup.accelerated else 'rank'} ({unit})", *rows, total]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hpc.config.errors import ConfigError
 from hpc.jobs.hardware import Machine
-from hpc.plan.memory import Memory, predict_memory
+from hpc.plan.memory import Memory, offloaded_bytes, predict_memory
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.step_time import StepTime, predict_step
 from hpc.plan.trace_types import Trace
@@ -48,6 +48,7 @@ class Prediction:
     rate: float | None  # examples or tokens per second
     mfu: float | None
     scaling: tuple[PredictedScalingRow, ...]
+    node_memory: float | None = None  # bytes of a node
 
     @property
     def read_bytes_per_second_per_node(self) -> float | None:
@@ -68,14 +69,23 @@ class Prediction:
     @property
     def fits(self) -> bool | None:
         """Whether the run fits; None if it is unknown, as it is where activations are not counted in what fits."""
-        if self.margin is None or (self.trace.by_parameters and self.margin >= 0):
-            return None
-        return self.margin >= 0
+        if self.margin is None or self.margin < 0:
+            return None if self.margin is None else False
+        fits_in_node = _fits_in_node(self.trace, self.setup, self.node_memory)
+        return None if self.trace.by_parameters and fits_in_node is not False else fits_in_node
 
 
 def memory_margin(capacity: float, memory: Memory) -> float:
     """Return the bytes of a GPU that remain free, or that are missing if negative."""
     return capacity * (1 - SPARE_SHARE) - memory.total
+
+
+def _fits_in_node(trace: Trace, setup: ParallelLayout, node_memory: float | None) -> bool | None:
+    """Return whether what is offloaded fits into the main memory of a node; None if that is unknown."""
+    offloaded = offloaded_bytes(trace, setup)
+    if not offloaded:
+        return True
+    return None if node_memory is None else offloaded <= node_memory * (1 - SPARE_SHARE)
 
 
 def predict(trace: Trace, setup: ParallelLayout, machine: Machine | None) -> Prediction:
@@ -88,15 +98,16 @@ def predict(trace: Trace, setup: ParallelLayout, machine: Machine | None) -> Pre
     if machine is None:
         return Prediction(trace, setup, predict_memory(trace, setup), None, None, None, None, ())
     memory, capacity = _memory_and_capacity(trace, setup, machine)
+    without_time = Prediction(trace, setup, memory, capacity, None, None, None, (), _node_memory(machine))
     if trace.by_parameters:
-        return Prediction(trace, setup, memory, capacity, None, None, None, ())
+        return without_time
     scaling = predict_scaling(trace, setup, machine)
     if setup.nodes > 1 and machine.node_gbs is None:
-        return Prediction(trace, setup, memory, capacity, None, None, None, scaling)
+        return replace(without_time, scaling=scaling)
     step = predict_step(trace, setup, machine)
     peak = machine.gpu.peak_flops(setup.precision, tf32=machine.tf32)
     mfu = step.flops / step.seconds / peak if peak else None
-    return Prediction(trace, setup, memory, capacity, step, _rate(trace, setup, step), mfu, scaling)
+    return replace(without_time, step=step, rate=_rate(trace, setup, step), mfu=mfu, scaling=scaling)
 
 
 def with_loader_batch(setup: ParallelLayout, trace: Trace) -> ParallelLayout:
@@ -135,9 +146,14 @@ def predict_scaling(trace: Trace, setup: ParallelLayout, machine: Machine) -> tu
 
 
 def fits_in_memory(trace: Trace, setup: ParallelLayout, machine: Machine) -> bool:
-    """Return whether a run fits on a GPU of the machine."""
+    """Return whether a run fits on the machine, as far as that is known."""
     memory, capacity = _memory_and_capacity(trace, setup, machine)
-    return memory_margin(capacity, memory) >= 0
+    return memory_margin(capacity, memory) >= 0 and bool(_fits_in_node(trace, setup, _node_memory(machine)))
+
+
+def _node_memory(machine: Machine) -> float | None:
+    """Return the bytes of a node's main memory; None if they are unknown."""
+    return None if machine.node_memory_gb is None else machine.node_memory_gb * 1e9
 
 
 def _memory_and_capacity(trace: Trace, setup: ParallelLayout, machine: Machine) -> tuple[Memory, float]:

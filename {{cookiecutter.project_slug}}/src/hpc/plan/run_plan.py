@@ -53,12 +53,12 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
         limit_seconds = walltime.walltime_seconds("cluster.time", cfg.cluster.time)
         finish = predict_finish(prediction.step.seconds, steps, setup=prediction.setup, limit_seconds=limit_seconds)
     has_layout_words = bool(own.keys() & plan_arguments.LAYOUT_WORDS)
-    changes = []
+    changes, sentence = [], "leave out pipeline=, interleaved= and micro_batch= to see changes after which it fits"
     if prediction.fits is False and not has_layout_words:
-        changes = memory_check.find_fitting_changes(cfg, words, prediction)
+        changes, sentence = memory_check.find_fitting_changes(cfg, words, prediction)
     notes += plan_text.notes(prediction, cfg.cluster, steps=steps, finish=finish)
     if prediction.fits is False and not changes:
-        notes.append(_note_without_changes(has_layout_words))
+        notes.append(f"to make it fit: {sentence}")
     if finish and cfg.trainer.max_steps > 0 and cfg.trainer.max_epochs not in (None, -1):
         notes.append(f"the run ends earlier if trainer.max_epochs={cfg.trainer.max_epochs} makes fewer steps")
     return RunPlan(
@@ -118,9 +118,3 @@ def _fill_in_data(cfg: DictConfig) -> list[str]:
         return []
     given = ", ".join(f"{key}={value}" for key, value in sizes.items()) or "no size of the data"
     return [f"planned without {', '.join(unset)}; it uses {given}"]
-
-
-def _note_without_changes(has_layout_words: bool) -> str:
-    if has_layout_words:
-        return "to see changes after which it fits, leave out pipeline=, interleaved= and micro_batch="
-    return f"to make it fit: {memory_check.NO_CHANGE_FITS}"

@@ -35,6 +35,7 @@ def predict_step(trace: Trace, setup: ParallelLayout, machine: Machine) -> StepT
 
     The bubble is (p - 1) / v micro-batches of a stage (arXiv 2104.04473, section 2.2).
     """
+    trace = trace.with_checkpointing(setup.checkpointing)
     forward = sum(operations_seconds(part.forward, setup, machine) for part in trace.parts)
     backward = sum(operations_seconds(part.backward, setup, machine) for part in trace.parts)
     if setup.checkpointing:
@@ -78,10 +79,11 @@ def operations_seconds(works: Iterable[Work], setup: ParallelLayout, machine: Ma
 def optimizer_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time of the optimizer's step on a rank's shard, after clipping.
 
-    It reads a parameter, its gradient and its states, and writes all of them but the gradient.
+    It reads a parameter, its gradient and its states, and writes all of them but the gradient. ZeRO updates copies in
+    fp32.
     """
     num_parameters = trace.num_trained_per_rank / (1 if setup.sharding == "none" else setup.data_parallel)
-    width = 2 if setup.precision.endswith("16-true") else 4
+    width = 2 if setup.precision.endswith("16-true") and not setup.sharding.startswith("zero") else 4
     states = 2.0 if trace.optimizer_states is None else trace.optimizer_states
     accesses = 3 + 2 * states + CLIPPING_ACCESSES
     return num_parameters * width * accesses / (machine.operations.memory_share * machine.gpu.bandwidth_gbs * 1e9)

@@ -1,32 +1,33 @@
 """The trace of a training step: sizes, work and memory of its parts. tracer.py makes it. Imports no torch."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
-class LinearCost:
-    """A size that is linear in the micro-batch."""
+class BatchCost:
+    """A size that depends on the micro-batch. A contrastive loss compares all pairs, so that it has squares."""
 
     fixed: float = 0.0
     per_example: float = 0.0
+    per_pair: float = 0.0
 
     def at(self, examples: float) -> float:
-        return self.fixed + self.per_example * examples
+        return self.fixed + (self.per_example + self.per_pair * examples) * examples
 
 
-def highest(lines: tuple[LinearCost, ...], examples: float) -> float:
-    """Return the highest of several lines at a micro-batch."""
-    return max(line.at(examples) for line in lines)
+def highest(curves: tuple[BatchCost, ...], examples: float) -> float:
+    """Return the highest of several sizes at a micro-batch."""
+    return max(curve.at(examples) for curve in curves)
 
 
 @dataclass(frozen=True)
 class Work:
     """Equal operations. Matrix products, convolutions and attention have FLOPs; all others only move bytes."""
 
-    flops: LinearCost  # of one operation, with two per multiply-add
-    bytes: LinearCost  # read and written by one operation
+    flops: BatchCost  # of one operation, with two per multiply-add
+    bytes: BatchCost  # read and written by one operation
     count: int = 1
 
 
@@ -43,15 +44,13 @@ class Part:
     num_parameters_all_ranks: int  # of the whole tensor-parallel group
     num_tensors: int  # that hold the parameters
     buffer_bytes: int
-    saved: LinearCost  # bytes that its forward leaves alive: its output, and what backward needs
-    output: LinearCost  # bytes handed to the next part
+    saved: BatchCost  # bytes that its forward leaves alive: its output, and what backward needs
+    output: BatchCost  # bytes handed to the next part
     forward_peak: tuple[
-        LinearCost, ...
-    ]  # bytes alive at most in forward, beyond those before it: the highest line counts
-    backward_peak: tuple[LinearCost, ...]  # the same for backward, without gradients of parameters
-    leftover: (
-        LinearCost  # bytes that its backward leaves alive beyond those before its forward, as its input's gradient
-    )
+        BatchCost, ...
+    ]  # bytes alive at most in forward, beyond those before it: the highest curve counts
+    backward_peak: tuple[BatchCost, ...]  # the same for backward, without gradients of parameters
+    leftover: BatchCost  # bytes that its backward leaves alive beyond those before its forward, as its input's gradient
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
     all_reduced: tuple[Work, ...]  # tensors that tensor-parallel ranks sum, in forward and backward: their bytes
@@ -70,13 +69,23 @@ class Trace:
     numbers_per_example: int = 0  # in the input
     loader_batch_size: int | None = None  # of the loader of the data; None: it was not needed, or it is unknown
     note: str = ""  # on the samples with which it was traced
+    checkpointed_parts: tuple[Part, ...] = ()  # with activation checkpointing, if it was measured and not derived
     by_parameters: str = ""  # why only parameters and optimizer states are known, if the step could not be traced
     is_lasting: bool = True  # False: another try may give more, as the data could not be read
+
+    def with_checkpointing(self, checkpointing: bool) -> "Trace":
+        """Return the trace of a step with or without activation checkpointing."""
+        return replace(self, parts=self.checkpointed_parts) if checkpointing and self.checkpointed_parts else self
 
     @property
     def num_trained_per_rank(self) -> int:
         """Parameters of a tensor-parallel rank that are not frozen."""
         return sum(part.num_trained_per_rank for part in self.parts)
+
+    @property
+    def num_parameters_per_rank(self) -> int:
+        """Parameters of a tensor-parallel rank."""
+        return sum(part.num_parameters for part in self.parts)
 
     @property
     def num_parameters(self) -> int:
@@ -99,17 +108,18 @@ class Trace:
     def from_json(text: str) -> "Trace":
         """Return the trace that `to_json` wrote. Raises ValueError, KeyError or TypeError for any other text."""
         fields = json.loads(text)
-        return Trace(**fields | {"parts": tuple(_part(part) for part in fields["parts"])})
+        parts = {key: tuple(map(_part, fields[key])) for key in ("parts", "checkpointed_parts")}
+        return Trace(**fields | parts)
 
 
 def _part(fields: dict[str, Any]) -> Part:
-    linear: dict[str, Any] = {key: LinearCost(**fields[key]) for key in ("saved", "output", "leftover")}
+    linear: dict[str, Any] = {key: BatchCost(**fields[key]) for key in ("saved", "output", "leftover")}
     for key in ("forward_peak", "backward_peak"):
-        linear[key] = tuple(LinearCost(**line) for line in fields[key])
+        linear[key] = tuple(BatchCost(**line) for line in fields[key])
     work_keys = ("forward", "backward", "all_reduced", "recomputed")
     work: dict[str, Any] = {key: tuple(_work(item) for item in fields[key]) for key in work_keys}
     return Part(**fields | linear | work)
 
 
 def _work(fields: dict[str, Any]) -> Work:
-    return Work(LinearCost(**fields["flops"]), LinearCost(**fields["bytes"]), fields["count"])
+    return Work(BatchCost(**fields["flops"]), BatchCost(**fields["bytes"]), fields["count"])

@@ -1,4 +1,4 @@
-"""The tracer of a training step: its cost as lines over the micro-batch, from two runs on tensors without content.
+"""The tracer of a training step: its cost over the micro-batch, from two or three runs on tensors without content.
 
 trace_cache.py starts `python -m hpc.plan.tracer` as a process of its own, so that its caller need not import torch, and
 does not fail if the module does.
@@ -7,9 +7,9 @@ does not fail if the module does.
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,14 @@ from torch.nn import Parameter
 
 from hpc.config.build import build
 from hpc.plan.example_batches import ExampleBatches, UnreadableData
-from hpc.plan.fake_step import FakeStep, ModuleSource, NotTraceable, Precision, measure_parameters, run_fake_step
+from hpc.plan.measured_step import MeasuredStep, ModuleSource, NotTraceable, Precision, measure_parameters, run_step
 from hpc.plan.meter import PartRun, local_bytes, local_shard
 from hpc.plan.part_boundaries import PartsOutOfOrder
-from hpc.plan.trace_types import LinearCost, Part, Trace, Work
+from hpc.plan.trace_types import BatchCost, Part, Trace, Work
 
-FEW, MORE = 2, 3  # examples of the two runs that determine each line; a single one is too few for batch norm
+# Examples of the two runs that determine each line, and of a third one where costs are squares. A single one is too few
+# for batch norm.
+FEW, MORE, MOST = 2, 3, 4
 LIKELY_BATCHES = [2**power for power in range(20)]  # examples per micro-batch
 
 
@@ -36,6 +38,7 @@ def trace_step(
     make_data: Callable[[], L.LightningDataModule] | None = None,
     tensor_parallel: int = 1,
     blocks: Any = None,
+    is_real: bool = False,
 ) -> Trace:
     """Measure a training step of a module part by part: its loss, its batch, its networks, its optimizers.
 
@@ -46,6 +49,7 @@ def trace_step(
         make_data: returns the data module.
         tensor_parallel: ranks that share each layer, as the network's `tensor_parallel_plan` says.
         blocks: paths of the module's lists of blocks; None: they are found.
+        is_real: compute with values, on this machine.
 
     Raises:
         NotTraceable
@@ -53,23 +57,31 @@ def trace_step(
     """
     batches = ExampleBatches(make_data)
     run = partial(
-        run_fake_step,
+        run_step,
         ModuleSource(make_module, blocks),
         batches,
         precision=Precision(parameters, autocast),
         num_ranks=tensor_parallel,
+        is_real=is_real,
     )
     for num_examples in (FEW, MORE) if tensor_parallel > 1 else ():  # DTensor's first runs do extra work of its own
         with suppress(PartsOutOfOrder):
             run(num_examples=num_examples)
     try:
-        few, more = (run(num_examples=num_examples) for num_examples in (FEW, MORE))
+        steps = [run(num_examples=num_examples) for num_examples in (FEW, MORE)]
     except PartsOutOfOrder:
-        few, more = (run(num_examples=num_examples, in_parts=False) for num_examples in (FEW, MORE))
+        run = partial(run, in_parts=False)
+        steps = [run(num_examples=num_examples) for num_examples in (FEW, MORE)]
+    if _compares_examples(*steps):
+        steps.append(run(num_examples=MOST))
+    few = steps[0]
+    # Parts say what checkpointing saves and repeats; a step that was measured as a whole does not.
+    sizes = (FEW, MORE, MOST)[: len(steps)] if few.is_whole else ()
+    checkpointed = [run(num_examples=num_examples, is_checkpointed=True) for num_examples in sizes]
     size = few.batch_size
     is_text = size is not None and size.unit == "tokens"
     return Trace(
-        parts=tuple(_part(name, few, more) for name in few.names),
+        parts=tuple(_part(name, steps) for name in few.names),
         unit="tokens" if is_text else "samples",
         tokens_per_example=size.num_units // size.num_samples if size and is_text else 1,
         tensor_parallel=tensor_parallel,
@@ -77,6 +89,7 @@ def trace_step(
         numbers_per_example=few.numbers_per_example,
         loader_batch_size=batches.loader_batch_size,
         note=batches.note,
+        checkpointed_parts=tuple(_part(name, checkpointed) for name in few.names if checkpointed),
     )
 
 
@@ -99,7 +112,7 @@ def trace_parameters(
     source = ModuleSource(make_module, blocks)
     step = measure_parameters(source, precision=Precision(parameters), num_ranks=tensor_parallel)
     return Trace(
-        parts=tuple(_part(name, step, step) for name in step.names),
+        parts=tuple(_part(name, [step, step]) for name in step.names),
         unit="samples",
         tokens_per_example=1,
         tensor_parallel=tensor_parallel,
@@ -108,14 +121,23 @@ def trace_parameters(
     )
 
 
-def _part(name: str, few: FakeStep, more: FakeStep) -> Part:
+def _compares_examples(few: MeasuredStep, more: MeasuredStep) -> bool:
+    """Return whether some operation grows faster than the batch, as one on all pairs of its examples does."""
+    return any(
+        cost.fixed < 0
+        for key, run in few.meter.runs.items()
+        for work in _work(run.work, more.meter.runs.get(key, PartRun()).work)
+        for cost in (work.flops, work.bytes)
+    )
+
+
+def _part(name: str, steps: Sequence[MeasuredStep]) -> Part:
     forward, backward = (
-        [step.meter.runs.get((name, direction), PartRun()) for step in (few, more)]
-        for direction in ("forward", "backward")
+        [step.meter.runs.get((name, direction), PartRun()) for step in steps] for direction in ("forward", "backward")
     )
     sums = [[(0, size) for run in runs for size in run.reduced] for runs in zip(forward, backward, strict=True)]
     leftover = [after.end - before.begin if after.end else 0 for before, after in zip(forward, backward, strict=True)]
-    tensors = few.meter.owned_tensors(name)
+    tensors = steps[0].meter.owned_tensors(name)
     parameters = [tensor for tensor in tensors if isinstance(tensor, Parameter)]
     return Part(
         name=name,
@@ -124,11 +146,11 @@ def _part(name: str, few: FakeStep, more: FakeStep) -> Part:
         num_parameters_all_ranks=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
         buffer_bytes=sum(local_bytes(tensor) for tensor in tensors if not isinstance(tensor, Parameter)),
-        saved=_line(*(run.end - run.begin for run in forward)),
-        output=_line(*(step.output_bytes.get(name, 0) for step in (few, more))),
-        forward_peak=_highest_lines(*(run.levels for run in forward)),
-        backward_peak=_highest_lines(*(run.levels for run in backward)),
-        leftover=_line(*leftover),
+        saved=_curve(*(run.end - run.begin for run in forward)),
+        output=_curve(*(step.output_bytes.get(name, 0) for step in steps)),
+        forward_peak=_highest_curves(*(run.levels for run in forward)),
+        backward_peak=_highest_curves(*(run.levels for run in backward)),
+        leftover=_curve(*leftover),
         forward=_work(*(run.work for run in forward)),
         backward=_work(*(run.work for run in backward)),
         all_reduced=_work(*sums),
@@ -136,26 +158,35 @@ def _part(name: str, few: FakeStep, more: FakeStep) -> Part:
     )
 
 
-def _line(few: float, more: float) -> LinearCost:
-    """Return the line through the sizes of both runs."""
-    per_example = (more - few) / (MORE - FEW)
-    return LinearCost(few - per_example * FEW, per_example)
+def _curve(few: float, more: float, most: float | None = None) -> BatchCost:
+    """Return the line through the sizes of two runs, or the parabola through those of three."""
+    slope, per_pair = (more - few) / (MORE - FEW), 0.0
+    if most is not None:
+        per_pair = ((most - more) / (MOST - MORE) - slope) / (MOST - FEW)
+    per_example = slope - per_pair * (FEW + MORE)
+    return BatchCost(few - (per_example + per_pair * FEW) * FEW, per_example, per_pair)
 
 
-def _highest_lines(few: list[int], more: list[int]) -> tuple[LinearCost, ...]:
-    """Return those lines through the levels of both runs that are the highest for some micro-batch."""
-    if len(few) != len(more):
-        few, more = [max(few, default=0)], [max(more, default=0)]
-    lines = set(map(_line, few, more)) | {LinearCost()}
-    return tuple({max(lines, key=lambda line: line.at(examples)) for examples in LIKELY_BATCHES})
+def _highest_curves(*runs: list[int]) -> tuple[BatchCost, ...]:
+    """Return those curves through the levels of all runs that are the highest for some micro-batch."""
+    if len({len(levels) for levels in runs}) > 1:
+        runs = tuple([max(levels, default=0)] for levels in runs)
+    curves = set(map(_curve, *runs)) | {BatchCost()}
+    return tuple({max(curves, key=lambda curve: curve.at(examples)) for examples in LIKELY_BATCHES})
 
 
-def _work(few: list[tuple[int, int]], more: list[tuple[int, int]]) -> tuple[Work, ...]:
-    """Group equal operations. If both runs have different operations, those of the larger run count."""
-    if len(few) != len(more):
-        few = [(flops * FEW // MORE, size * FEW // MORE) for flops, size in more]
-    counts = Counter(zip(few, more, strict=True))
-    return tuple(Work(_line(a[0], b[0]), _line(a[1], b[1]), count) for (a, b), count in counts.items())
+def _work(*runs: list[tuple[int, int]]) -> tuple[Work, ...]:
+    """Group equal operations. If the runs have different operations, those of the second one count, as proportional."""
+    if len({len(operations) for operations in runs}) > 1:
+        return tuple(
+            Work(BatchCost(0.0, flops / MORE), BatchCost(0.0, size / MORE), count)
+            for (flops, size), count in Counter(runs[1]).items()
+        )
+    operations = Counter(zip(*runs, strict=True))
+    return tuple(
+        Work(_curve(*(flops for flops, _ in sizes)), _curve(*(size for _, size in sizes)), count)
+        for sizes, count in operations.items()
+    )
 
 
 def main() -> None:
@@ -180,6 +211,11 @@ def _answer(
         return asdict(trace_step(make_module, parameters, autocast, make_data=make_data, **options))
     except (NotTraceable, UnreadableData) as error:
         reason, is_lasting = str(error), isinstance(error, NotTraceable)
+    with suppress(NotTraceable, UnreadableData):
+        if is_lasting and tensor_parallel == 1:
+            trace = trace_step(make_module, parameters, autocast, make_data=make_data, is_real=True, **options)
+            notes = filter(None, [trace.note, f"measured on real samples, because {reason}"])
+            return asdict(replace(trace, note="; ".join(notes)))
     try:
         trace = trace_parameters(make_module, parameters, reason=reason, **options)
     except NotTraceable:

@@ -96,12 +96,12 @@ def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) ->
 def scheduler_of_run(run: RunRecord) -> str:
     """Return the scheduler that a run was submitted to.
 
-    If that is not recorded, because a person wrote the job script, it is the scheduler of this machine, or the one that
-    fits the launcher of the newest attempt.
+    If that is not recorded, as a person submitted the job script, it is the one of the run's config, or of this
+    machine, or the one that fits the launcher of the newest attempt.
     """
-    submitted_to = run.submitted.get("scheduler")
-    if submitted_to in job_states.QUERY_COMMAND:
-        return submitted_to
+    for scheduler in (run.submitted.get("scheduler"), history.config_word(run, "cluster", "scheduler")):
+        if scheduler in job_states.QUERY_COMMAND:
+            return scheduler
     if installed := next((name for name, command in job_states.QUERY_COMMAND.items() if which(command)), None):
         return installed
     return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
@@ -122,9 +122,6 @@ def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: floa
     for job, state in known.items():
         if state.is_active:
             return job, state
-    error = run.submitted.get("error")
-    if error and run.submit_time >= run.stale_before:
-        return run.job, JobState("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
     if starts := history.num_starts_at_giving_up(run):
         return run.job, JobState("given up", f"{starts} starts without a newer checkpoint")
     # The verdict of an attempt stays if the next start of the run is rejected.

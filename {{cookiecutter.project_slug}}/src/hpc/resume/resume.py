@@ -63,6 +63,7 @@ class Resume(StopsEvaluations):
         if stage == "fit":
             weight_averaging.reject_unsupported_averaging(trainer)
             unsupported.reject_unsupported_callbacks(trainer)
+            unsupported.check_model_checkpoints(trainer, self.run.run_dir)
             if self.faults.nonfinite == "skip":
                 require_clip_gradients(pl_module)
             weight_averaging.convert_to_float64_before_copy(trainer, pl_module)
@@ -135,7 +136,8 @@ class Resume(StopsEvaluations):
         if batch_idx == 0 or not self.run.has_started_training:
             reject_differing_orders(trainer.train_dataloader, self.boundary.agreement.group, split="train")
             unsupported.reject_changed_names(trainer, self._weight_names)
-        self.run.has_started_training = True
+        if not self.run.has_started_training:
+            self.run.begin_training()
         self._record_initial_values(trainer, pl_module)
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
@@ -231,6 +233,7 @@ class Resume(StopsEvaluations):
             return
         trainer.num_sanity_val_steps = 0  # Lightning would make a sanity check where a run resumes between two epochs
         weight_averaging.reject_missing_callback(trainer, checkpoint)
+        unsupported.reject_paths_outside(checkpoint)
         position, self.saver.is_averaged = checkpoint["position"], checkpoint["averaged"]
         if isinstance(trainer.strategy, DDP):
             trainer.strategy.unused = checkpoint.get("unused")

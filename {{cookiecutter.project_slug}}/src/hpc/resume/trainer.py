@@ -8,7 +8,7 @@ import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -29,6 +29,13 @@ from hpc.training.attempt import Attempt
 from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
 from hpc.training.parallelize import ModuleChanges
+
+# Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
+LIBRARIES_WARNINGS = [
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "The `srun` command is available",
+    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
+]
 
 
 def make_trainer(
@@ -65,7 +72,7 @@ def make_trainer(
     references = freezing.map_values_to_references(cfg)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
+        record.begin_attempt_logs(run, run_loggers)
     data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
@@ -77,7 +84,9 @@ def make_trainer(
         *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
+    for message in LIBRARIES_WARNINGS:
+        warnings.filterwarnings("ignore", message)
+    strategies.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
@@ -110,7 +119,8 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
         plugins=[_cluster_environment(run.process.place), *precision_plugins],
-        enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
+        # Otherwise Lightning would add a ModelCheckpoint: the project's own checkpoints decide about resuming.
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         _convert_="all",  # it wants lists
     )
     if not isinstance(trainer.strategy, CheckpointMixin):

@@ -17,6 +17,17 @@ from hpc.launch import placement
 from hpc.system import files
 
 MAX_LOG_DIRS = 16  # folders of loggers that are looked into
+NUMBER = (int, float)
+# Types of the fields that events and other notes have. One with another type is damaged, as a line that a crash cut.
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("attempt", "step", "from_step", "trained_step", "trained_batches"), (int,)),
+    **dict.fromkeys(("world_size", "gpus_per_node", "nodes"), (int,)),
+    **dict.fromkeys(("hosts", "log_dirs", "jobs"), (list,)),
+    **dict.fromkeys(("metrics", "logs", "reached"), (dict,)),
+    **dict.fromkeys(("event", "outcome", "why", "code", "launcher", "writer"), (str,)),
+    **dict.fromkeys(("job", "scheduler", "error"), (str, type(None))),
+    **dict.fromkeys(("time", "seconds"), NUMBER),
+}
 
 
 class WritePermission(Protocol):
@@ -122,7 +133,7 @@ def curve_folders(path: Path) -> list[Path]:
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file that `append_json_line` has written; lines that a crash cut short are left out."""
+    """Return the lines of a file that `append_json_line` has written; damaged ones are left out."""
     try:
         lines = files.read_text(file, errors="replace").splitlines()
     except OSError:
@@ -133,8 +144,16 @@ def read_json_lines(file: Path) -> list[dict[str, Any]]:
             event = files.parse_json(line)
         except ValueError:
             continue
-        events += [event] if isinstance(event, dict) else []
+        events += [event] if has_valid_fields(event) else []
     return events
+
+
+def has_valid_fields(note: Any) -> bool:
+    """Return whether this is a note of ours: a dict with values of the types that they must have."""
+    if not isinstance(note, dict) or any(type(note[key]) not in FIELD_TYPES[key] for key in note.keys() & FIELD_TYPES):
+        return False
+    positions = [*note.get("logs", {}).values(), *note.get("reached", {}).values()]
+    return all(type(position) is int for position in positions)
 
 
 def append_json_line(file: Path, event: dict[str, Any]) -> None:

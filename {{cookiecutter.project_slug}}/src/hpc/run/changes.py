@@ -65,8 +65,9 @@ def may_change(key: str) -> bool:
 
 
 def grant_permission(run_dir: Path, keys: Sequence[str]) -> None:
-    """Leave a permission for the next start."""
-    (run_dir / f"{ALLOW_KEY}.json").write_text(json.dumps(list(keys)), encoding="utf-8")
+    """Leave a permission for the next start, if there are keys."""
+    if keys:
+        (run_dir / f"{ALLOW_KEY}.json").write_text(json.dumps(list(keys)), encoding="utf-8")
 
 
 def read_permission(run_dir: Path) -> list[str]:

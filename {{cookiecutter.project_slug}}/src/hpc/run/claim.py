@@ -126,9 +126,9 @@ def is_claim_before_requeue(run_dir: Path, claimant: Mapping[str, Any]) -> bool:
 def _is_before_requeue(claim: Mapping[str, Any], claimant: Mapping[str, Any]) -> bool:
     is_same_job = bool(claim.get("job")) and claim.get("job") == claimant.get("job")
     before, now = str(claim.get("restart", 0)), str(claimant.get("restart", 0))
-    if not now.isdecimal():  # a key of PBS, which does not count; an earlier start makes no claim after a later one
+    if now.startswith("pbs-"):  # PBS does not count; an earlier start makes no claim after a later one
         return is_same_job and before != now
-    return is_same_job and _whole_number(before) < int(now)
+    return is_same_job and _whole_number(before) < _whole_number(now)
 
 
 def _wait_for_heartbeat(run_dir: Path, attempt: int, *, claimant: Mapping[str, Any], timeout_seconds: float) -> bool:

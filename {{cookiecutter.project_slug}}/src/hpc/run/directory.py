@@ -3,10 +3,11 @@
 import errno
 import os
 import shlex
+import shutil
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
@@ -146,6 +147,19 @@ def reject_used(path: Path) -> None:
         rule = "must not hold another run"
         raise ConfigError("run_dir", path, rule, f"python submit.py resume={path}, or run_dir=<a new directory>")
     reject_foreign_files(path, JOB_FILES)
+
+
+def remove_written(path: Path, before: Collection[str]) -> None:
+    """Remove a new run that was not submitted: its directory, or its files in one that was there before.
+
+    Args:
+        before: the names in the directory, empty if it did not exist; these stay.
+    """
+    if not before:
+        shutil.rmtree(path, ignore_errors=True)
+    for name in {*JOB_FILES, *FAILED_START_FILES, "config.yaml"} - {"checkpoints", *before}:
+        shutil.rmtree(path / name, ignore_errors=True)
+        (path / name).unlink(missing_ok=True)
 
 
 def reject_foreign_files(path: Path, names: Iterable[str]) -> None:

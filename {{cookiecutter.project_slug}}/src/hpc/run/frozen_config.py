@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -121,57 +122,48 @@ def create_exclusively(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) 
     write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
 
 
-def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> Callable[[], None] | None:
+def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> None:
     """Write config.yaml and overrides.json for this config and these words; print what changes in an existing run.
 
-    One process calls it. If nothing changes, nothing is written. The config that is replaced becomes config-1.yaml,
-    and so on.
-
-    Returns:
-        A function that restores the old files, for a change that turns out to be impossible; None if nothing changed.
+    One process calls it.
 
     Raises:
         ConfigError: the directory holds a run that trains something else.
     """
-    path = run_dir / "config.yaml"
-    if not path.exists():
-        write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
-        write_atomically(path, to_frozen_yaml(cfg))
-        return None
+    change = prepare_change(run_dir, cfg, words=words)
+    changes.grant_permission(run_dir, cfg.resume_allow)
+    change()
+
+
+def prepare_change(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> Callable[[], None]:
+    """Check and print what changes in a run, and return the function that writes it, once it turns out to be possible.
+
+    Raises:
+        ConfigError: the directory holds a run that trains something else.
+    """
+    if not (run_dir / "config.yaml").exists():
+        return partial(_write, run_dir, cfg, words)
     reject_changed_training(run_dir, cfg)
-    if cfg.resume_allow:
-        changes.grant_permission(run_dir, list(cfg.resume_allow))
     lines = list_changes(run_dir, cfg)
-    if not lines:
-        return None
-    merged = [word for word in merge_overrides(run_dir, words) if not _is_resume_allow(word)]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
-    if cfg.resume_allow:
-        permitted = [line for line in lines if not changes.may_change(line.partition(":")[0])]
-        changes.record_changes(run_dir, permitted)
-    return _replace(run_dir, cfg, merged, changes_access=any(line.startswith("group_readable:") for line in lines))
+    merged = [word for word in merge_overrides(run_dir, words) if not _is_resume_allow(word)] if lines else []
+
+    def replace() -> None:
+        if cfg.resume_allow:
+            permitted = [line for line in lines if not changes.may_change(line.partition(":")[0])]
+            changes.record_changes(run_dir, permitted)
+        if lines:
+            (run_dir / "verdict").unlink(missing_ok=True)  # it is about the run as it was
+            _write(run_dir, OmegaConf.merge(cfg, {changes.ALLOW_KEY: []}), merged)  # type: ignore[arg-type]
+        if any(line.startswith("group_readable:") for line in lines):
+            directory.set_group_access(run_dir, group_readable=cfg.group_readable)
+
+    return replace
 
 
-def _replace(run_dir: Path, cfg: DictConfig, words: Sequence[str], *, changes_access: bool) -> Callable[[], None]:
-    """Replace the files of an existing run, and return the function that restores them."""
-    path = run_dir / "config.yaml"
-    (run_dir / "verdict").unlink(missing_ok=True)  # it is about the run as it was
-    before = {file: files.read_text(file) for file in (run_dir / "overrides.json", path)}
-    write_atomically(run_dir / "overrides.json", json.dumps(words, indent=1))
-    backup = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
-    write_atomically(backup, before[path])
-    write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {changes.ALLOW_KEY: []})))  # type: ignore[arg-type]
-    if changes_access:
-        directory.set_group_access(run_dir, group_readable=cfg.group_readable)
-
-    def restore() -> None:
-        if changes_access:
-            directory.set_group_access(run_dir, group_readable=not cfg.group_readable)
-        for file, text in before.items():
-            write_atomically(file, text)
-        backup.unlink(missing_ok=True)
-
-    return restore
+def _write(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
+    write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
+    write_atomically(run_dir / "config.yaml", to_frozen_yaml(cfg))
 
 
 def _is_resume_allow(word: str) -> bool:

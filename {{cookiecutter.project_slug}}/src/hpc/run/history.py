@@ -58,7 +58,7 @@ class RunRecord:
     def is_finished(self) -> bool:
         """Return True if the run has finished and was not submitted once more after that."""
         end = self.attempts[-1].end if self.attempts else None
-        is_resubmitted = end and self.submit_time > end["time"] and not self.submitted.get("error")
+        is_resubmitted = end and self.submit_time > end["time"]
         return self.verdict == "finished" and not is_resubmitted
 
 
@@ -103,7 +103,7 @@ def first_error(run: RunRecord, *, logs_too: bool) -> str:
 def num_starts_at_giving_up(run: RunRecord) -> int:
     """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
     count = read_tail(run.path / "stalled").strip()
-    limit = _config_word(run, "faults", "retries")
+    limit = config_word(run, "faults", "retries")
     is_current = last_seen.modified_time(run.path / "stalled") >= run.submit_time - CLOCK_SKEW_SECONDS
     return int(count) if count.isdecimal() and limit.isdecimal() and int(count) >= int(limit) and is_current else 0
 
@@ -117,11 +117,17 @@ def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
     curve_step, validated = last_seen.newest_step_and_validation_metrics(
-        *attempt_log.curve_folders(run.path), monitor=_config_word(run, "checkpoint", "monitor")
+        *attempt_log.curve_folders(run.path), monitor=config_word(run, "checkpoint", "monitor")
     )
     steps = [curve_step, last_seen.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
     return step if run.attempts[-1].end else newest, _main_metric(tested or validated)
+
+
+def config_word(run: RunRecord, section: str, key: str) -> str:
+    """Return the text of a value in a section of the run's config; "" if it is not there. YAML is not imported."""
+    found = re.search(rf"(?m)^{section}:\n(?: .*\n)*? +{key}: (\S+)", read_tail(run.path / "config.yaml"))
+    return found[1] if found else ""
 
 
 def node_hours(run: RunRecord, running_until: float | None) -> float:
@@ -169,12 +175,6 @@ def _first_cause_of_newest(run: RunRecord) -> str:
     return first_cause_of_attempt(run, newest, since=run.submit_time - CLOCK_SKEW_SECONDS)
 
 
-def _config_word(run: RunRecord, section: str, key: str) -> str:
-    """Return the text of a value in a section of the run's config; "" if it is not there. YAML is not imported."""
-    found = re.search(rf"(?m)^{section}:\n(?: .*\n)*? +{key}: (\S+)", read_tail(run.path / "config.yaml"))
-    return found[1] if found else ""
-
-
 def _main_metric(metrics: Mapping[str, float]) -> str:
     """Return the most telling metric as text: not the loss where there is another."""
     names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
@@ -220,8 +220,7 @@ def _waiting_successors(path: Path, attempts: list[AttemptRecord]) -> dict[str, 
 
 
 def _valid_events(path: Path) -> list[dict[str, Any]]:
-    kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
-    return [event for event in attempt_log.read_events(path) if _is_valid(event, **kinds)]
+    return [event for event in attempt_log.read_events(path) if _is_valid(event)]
 
 
 def _read_attempts(path: Path) -> list[AttemptRecord]:
@@ -247,11 +246,9 @@ def _read_submitted(path: Path) -> dict[str, Any]:
         note = parse_json(read_tail(path))
     except ValueError:
         return {}
-    return note if _is_valid(note, jobs=list) else {}
+    return note if _is_valid(note) else {}
 
 
-def _is_valid(note: Any, **kinds: type) -> bool:
-    """Return whether this is an event or a note of ours: it has a time, and lists and dicts where they belong."""
-    if not isinstance(note, dict) or not isinstance(time := note.get("time"), int | float):
-        return False
-    return 0 <= time < LATEST_TIME and all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
+def _is_valid(note: Any) -> bool:
+    """Return whether this is an event or a note of ours, and has a time."""
+    return attempt_log.has_valid_fields(note) and "time" in note and 0 <= note["time"] < LATEST_TIME

@@ -95,7 +95,8 @@ def _files_without_git(top: Path) -> list[str]:
         candidates = [name for name in folders if not name.startswith(".") and name not in left_out]
         folders[:] = [name for name in candidates if not _holds_results(Path(folder, name))]
         links = [name for name in folders if Path(folder, name).is_symlink()]
-        files = [name for name in names if not name.startswith(".")]
+        # Pipes and sockets are left out, as git leaves them out.
+        files = [name for name in names if not name.startswith(".") and os.path.isfile(os.path.join(folder, name))]
         paths += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in [*files, *links]]
     return paths
 

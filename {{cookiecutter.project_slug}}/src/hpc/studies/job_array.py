@@ -1,10 +1,15 @@
 """Queue many runs as one job array: all combinations of a sweep, or the members of a search."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from hpc.run import directory, frozen_config
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from hpc.config import project
+from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
 from hpc.submit import array_folder, queue_run
 from hpc.submit.options import SubmitOptions
@@ -18,7 +23,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     members = sweep.compose_members(words, folder)
     array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
-    for cfg, overrides in members:
+    for cfg, overrides in tqdm(members, "checking", unit="run", disable=None, leave=False, delay=1):
         queue_run.check_submission(cfg, overrides)
         jobs.append(make_job(cfg, **array_fields))
     sweep.reject_different_requests(jobs)
@@ -26,17 +31,16 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     if options.dry_run:
         print(render_script(jobs[0], first_cfg), end="")
         return
-    with queue_run.remove_config_on_write_error(folder):
-        array_folder.create_array_folder(
-            first_cfg, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait
-        )
+    run_dirs = [Path(cfg.run_dir) for cfg, _ in members]
+    with _new_array(first_cfg, folder, run_dirs=run_dirs, wait=options.wait):
         for cfg, overrides in members:
             run_dir = Path(cfg.run_dir)
             frozen_config.create_or_replace(run_dir, cfg, words=overrides)
             # For submit.py resume= of this member alone.
             write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         write_scripts(jobs[0], first_cfg, folder=folder)
-    exit_if_job_failed(submit_and_report(first_cfg, folder, options=options, num_members=len(members)), options)
+        command = submit_and_report(first_cfg, folder, options=options, num_members=len(members))
+    exit_if_job_failed(command, options)
 
 
 def submit_search(
@@ -61,10 +65,20 @@ def submit_search(
         print(render_script(jobs[0], cfgs[0]), end="")
         return
     run_dirs = search.member_run_dirs(folder, trials)
-    with queue_run.remove_config_on_write_error(folder):
-        array_folder.create_array_folder(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
+    with _new_array(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait):
         search.save_search(folder, settings)
         for run_dir in run_dirs:
             write_scripts(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
         write_scripts(jobs[0], cfgs[0], folder=folder)
-    exit_if_job_failed(submit_and_report(cfgs[0], folder, options=options, num_members=trials), options)
+        command = submit_and_report(cfgs[0], folder, options=options, num_members=trials)
+    exit_if_job_failed(command, options)
+
+
+@contextmanager
+def _new_array(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> Iterator[None]:
+    """Make the folder of a job array with a run directory per member; remove it if the array is not submitted."""
+    queue_run.prepare_submission(cfg, project.PROJECT, wait=wait)
+    snapshot.reject_unsuitable_code(cfg.dirty_tree)
+    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(cfg, folder, run_dirs=run_dirs)):
+        array_folder.fill(cfg, folder, run_dirs=run_dirs)
+        yield

@@ -100,7 +100,7 @@ def wait_for_jobs(points: Sequence[ScalingPoint]) -> list[PointRun]:
 
 def _submit(point: ScalingPoint) -> None:
     options = SubmitOptions()
-    if _read_run(point):  # its job failed, or the scheduler has rejected it
+    if _read_run(point):  # its job failed
         cfg = command_line.compose_resumed(point.run_dir, point.overrides)
         resubmit.resubmit(cfg, point.run_dir, words=point.overrides, options=options)
         return
@@ -139,7 +139,7 @@ def _run_state(run: RunRecord | None, states: Mapping[str, JobState] | None) -> 
     run_states = [states[job_id] for job_id in run.jobs if job_id in states] if states else []
     if active := next((state for state in run_states if state.is_active), None):
         return active
-    if not run.jobs or run.submitted.get("error"):
+    if not run.jobs:
         return JobState(NOT_SUBMITTED)
     if states is None:
         return JobState("unknown", "the scheduler does not answer", is_active=True)

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.compose import compose_overrides
+from hpc.config import compose
 from hpc.config.errors import ConfigError
 from hpc.config.sections import TEXT_KEYS
 from hpc.jobs.job import Job
@@ -35,10 +35,15 @@ def compose_members(overrides: Sequence[str], folder: Path) -> list[tuple[DictCo
         rule = f"must make at most {MAX_ARRAY_SIZE} runs, as they are one job array"
         raise ConfigError("--multirun", f"{len(combinations)} combinations", rule, "fewer values")
     members = []
+    composed: dict[tuple[str, ...], DictConfig] = {}  # by all words but those that give keys other values
+    groups = compose.config_groups()
     for number, words in enumerate(combinations):
         varied = [word for word, values in zip(words, choices, strict=True) if len(values) > 1]
         name = re.sub(r"[^A-Za-z0-9._=+-]+", "_", "_".join([str(number), *varied]))[:120]
-        cfg = compose_overrides(words)
+        values = [word for word in varied if word.partition("=")[0] not in groups]
+        first = composed.get(fixed := tuple(word for word in words if word not in values))
+        cfg = (first and compose.with_values(first, values)) or compose.compose_overrides(words)
+        composed.setdefault(fixed, cfg)
         cfg.run_dir = str(folder / name)
         members.append((cfg, list(words)))
     return members

@@ -5,26 +5,22 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.run import directory, snapshot
-from hpc.submit.queue_run import prepare_submission
 
 
-def create_array_folder(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> None:
-    """Make the folder of a job array, and a run directory for each member, which shares the folder's code.
-
-    Raises:
-        ConfigError: nothing can be submitted from here, or another array uses the folder.
-    """
-    prepare_submission(cfg, project.PROJECT, wait=wait)
-    snapshot.reject_unsuitable_code(cfg.dirty_tree)
+def reserve(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path]) -> None:
+    """Make the folder of a job array with the list of its members. Raise `ConfigError` if another array uses it."""
     directory.create_run_dir(folder, group_readable=cfg.group_readable)
     try:
         with (folder / "members").open("x", encoding="utf-8") as members:
             members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
     except FileExistsError:  # a process with the same number on another node, in the same second
         raise ConfigError("run_dir", folder, "must not hold another array", "submit again") from None
+
+
+def fill(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path]) -> None:
+    """Make a run directory for each member of an array, which shares the code in the array's folder."""
     snapshot.copy_code(folder)
     for run_dir in run_dirs:
         directory.create_run_dir(run_dir, group_readable=cfg.group_readable, free_bytes=0)

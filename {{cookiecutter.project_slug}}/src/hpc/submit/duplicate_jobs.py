@@ -3,14 +3,13 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import history
-
-CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
+from hpc.submit.scheduler import CANCEL_COMMAND
 
 
 @contextmanager
@@ -29,6 +28,7 @@ def lock_submission(run_dir: Path) -> Iterator[None]:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(run_dir / "submitted.json", flags, 0o640)
             stack.callback(os.close, descriptor)
+            stack.callback(_remove_if_empty, run_dir / "submitted.json")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the kernel, however this process ends
         except BlockingIOError:
             rule = "Another submit.py is submitting this run, and a run can have only one job at a time"
@@ -36,6 +36,13 @@ def lock_submission(run_dir: Path) -> Iterator[None]:
         except OSError:
             pass
         yield
+
+
+def _remove_if_empty(file: Path) -> None:
+    """Remove the file of a member of an array that was not submitted."""
+    with suppress(OSError):
+        if not file.stat().st_size:
+            file.unlink()
 
 
 def reject_queued_run(run_dir: Path) -> None:

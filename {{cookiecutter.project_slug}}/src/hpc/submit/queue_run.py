@@ -1,7 +1,8 @@
 """Queue one run: check its config, make its run directory with a copy of the code, write its job script, submit it."""
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -33,12 +34,16 @@ def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions,
     prepare_submission(cfg, project.PROJECT, wait=options.wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
-    with remove_config_on_write_error(run_dir):
+
+    def reserve() -> None:
         directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
         frozen_config.create_exclusively(run_dir, cfg, words=list(words))
+
+    with remove_unless_submitted(run_dir, reserve):
         snapshot.copy_code(run_dir)
         write_scripts(job, cfg, folder=run_dir)
-    exit_if_job_failed(submit_and_report(cfg, run_dir, options=options), options)
+        command = submit_and_report(cfg, run_dir, options=options)
+    exit_if_job_failed(command, options)
     return run_dir
 
 
@@ -75,22 +80,38 @@ def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
     if not cfg.cluster.container:
         from hpc.run import installation  # only here: --dry-run needs no environment
 
-        installation.reject_unsuitable_environment(Path(sys.prefix), code)
+        if code == project.PROJECT:
+            installation.reject_unsuitable_environment(Path(sys.prefix), code)
+        else:  # the environment may belong to newer code by now
+            installation.reject_incomplete_environment(code)
         if cfg.cluster.stage_env:
             installation.pack_environment(Path(sys.prefix))
 
 
 @contextmanager
-def remove_config_on_write_error(run_dir: Path) -> Iterator[None]:
-    """Remove the run's config if a part of the job cannot be written, so that the directory holds no run.
+def remove_unless_submitted(folder: Path, reserve: Callable[[], None]) -> Iterator[None]:
+    """Make a new run directory, or the folder of an array, and remove it again if its job is not submitted.
+
+    Args:
+        reserve: makes the folder this process's own. If it fails, the folder may be another process's.
 
     Raises:
-        ConfigError: a file could not be written.
+        ConfigError: a file could not be copied or written.
     """
     try:
-        yield
+        before = os.listdir(folder) if folder.exists() else []
+        reserve()
+        try:
+            yield
+        except BaseException:
+            directory.remove_written(folder, before)
+            raise
     except OSError as error:
-        (run_dir / "config.yaml").unlink(missing_ok=True)
+        file = Path(error.filename or folder)
+        if file.is_relative_to(project.PROJECT) and not file.is_relative_to(folder):
+            rule = f"must be readable, as a job gets a copy of it ({error.strerror})"
+            fix = "make it readable, or name it in .gitignore, then submit again"
+            raise ConfigError(str(file), None, rule, fix) from None
         rule = "must be a folder with room for the code and the script of a job"
-        given = f"{run_dir} ({error.strerror or error})"
+        given = f"{folder} ({error.strerror or error})"
         raise ConfigError("run_dir", given, rule, "make room (quotas count files, too), then submit again") from None

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
@@ -13,7 +15,14 @@ from hpc.run import changes, directory, frozen_config
 from hpc.submit import duplicate_jobs
 from hpc.submit.options import SubmitOptions
 from hpc.submit.queue_run import prepare_submission, reject_too_big
-from hpc.submit.scripts import make_job, read_work_dir, reject_run_with_fixed_script, render_script, write_scripts
+from hpc.submit.scripts import (
+    make_job,
+    read_work_dir,
+    reject_run_with_fixed_script,
+    render_script,
+    renew_environment,
+    write_scripts,
+)
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
 from hpc.system import files
 
@@ -42,12 +51,32 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: S
         duplicate_jobs.reject_queued_run(run_dir)
         prepare_submission(cfg, run_dir / "code", wait=options.wait)
         directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
-        changes.withdraw_permission(run_dir)  # those of a job that never ran
-        frozen_config.create_or_replace(run_dir, cfg, words=overrides)
-        if differences:
-            write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
-        command = submit_and_report(cfg, run_dir, options=options)
+        with TemporaryDirectory(dir=run_dir, prefix=".submission-") as staged:
+            command = _submit_with_changes(cfg, run_dir, words=overrides, folder=Path(staged), options=options)
     exit_if_job_failed(command, options)
+
+
+def _submit_with_changes(
+    cfg: DictConfig, run_dir: Path, *, words: Sequence[str], folder: Path, options: SubmitOptions
+) -> Popen[str]:
+    """Submit the job. The files that change are written into `folder`, and take their place once it is accepted."""
+    change = frozen_config.prepare_change(run_dir, cfg, words=words)
+    if frozen_config.list_changes(run_dir, cfg):
+        write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=folder)
+    else:
+        renew_environment(run_dir, folder=folder, venv=Path(sys.prefix))
+    scripts = sorted(folder.iterdir())
+
+    def accept() -> None:
+        for script in scripts:  # before the config: if this is cut off, the same words are still changes
+            script.replace(run_dir / script.name)
+        changes.withdraw_permission(run_dir)  # those of a job that never ran
+        changes.grant_permission(run_dir, cfg.resume_allow)
+        change()
+
+    is_changed = bool(scripts or cfg.resume_allow or changes.read_permission(run_dir))
+    script = folder / "job.sh" if (folder / "job.sh") in scripts else run_dir / "job.sh"
+    return submit_and_report(cfg, run_dir, options=options, script=script, change=accept if is_changed else None)
 
 
 def reject_not_submitted(run_dir: Path) -> None:

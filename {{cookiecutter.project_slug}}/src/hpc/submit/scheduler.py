@@ -9,19 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import cluster_rules
 from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, make_printable
 from hpc.config.freezing import escape_quotes
+from hpc.jobs import job_states
 from hpc.jobs.job import Job
 
 SUBMIT_COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
+CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
+RELEASE_COMMAND = {"slurm": "scontrol release", "pbs": "qrls"}
 # Variables that an outer job or another launcher has left in the shell. They would describe the wrong job.
 LEAKED_VARIABLES = re.compile(
     r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN)_|PMI"
@@ -35,6 +37,12 @@ KEYS_OF_SBATCH_VARIABLES = {
 }  # fmt: skip
 # SBATCH_<name> -> the option, if it is not called like the variable.
 OPTIONS_OF_SBATCH_VARIABLES = {"ARRAY_INX": "array", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches"}
+# Words in the message of a rejection -> the key that it is about.
+KEYS_OF_MESSAGES = {
+    r"\baccount\b": "cluster.account", "partition|queue": "cluster.partition", "qos": "cluster.qos",
+    "constraint|feature": "cluster.constraint", r"\btime|wall": "cluster.time", r"\bmem": "cluster.memory_gb",
+    "gres|gpu|resource|select|configuration": "cluster.request", "node": "trainer.num_nodes",
+}  # fmt: skip
 JOB_ID = re.compile(r"\d+(;\S+|(\[\])?(\.\S+)?)")  # 17;cluster of sbatch --parsable, 29[].server of qsub
 NOTICE_AFTER_SECONDS = 10  # then a note says that the scheduler has not answered yet
 
@@ -48,9 +56,21 @@ def find_submit_command(scheduler: str) -> str:
 
 
 def submit_job(
-    folder: Path, cluster: DictConfig, *, job: Job, wait: bool = False
+    script: Path,
+    cfg: DictConfig,
+    *,
+    job: Job,
+    folder: Path,
+    wait: bool = False,
+    change: Callable[[], None] | None = None,
 ) -> tuple[list[str], subprocess.Popen[str]]:
-    """Submit `job.sh`, several times for a chain. Record the result in submitted.json, also if it fails.
+    """Submit a job script, several times for a chain. Record the jobs in submitted.json of `folder`.
+
+    If a job is rejected, nothing is written, and no job of a chain stays. So the jobs of a chain, and one whose files
+    replace others, are held until all of them are accepted and the files are there.
+
+    Args:
+        change: writes these files.
 
     Returns:
         The job ids, several for a chain; the last command, which with `wait` ends when the job does, with its exit
@@ -59,24 +79,30 @@ def submit_job(
     Raises:
         ConfigError: with the scheduler's own message, if it has not queued the job.
     """
-    scheduler = cluster.scheduler
+    cluster, scheduler = cfg.cluster, cfg.cluster.scheduler
     for note in describe_ignored_variables(os.environ, cluster):
         print(note, file=sys.stderr)
-    size = {"name": job.name, "nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
-    submission = {"time": time.time(), "cluster": cluster.name, "scheduler": scheduler, "argv": sys.argv[1:], **size}
-    _write_submission(folder, submission | {"job": None, "jobs": [], "error": "not submitted"})
+    num_jobs = job.chain if scheduler == "pbs" else 1
+    is_held = num_jobs > 1 or change is not None
     job_ids: list[str] = []
-    while True:
-        try:
-            job_id, command = _call_submit_command(folder, scheduler, after=job_ids[-1] if job_ids else None, wait=wait)
-        except ConfigError as rejected:
-            error = f"not submitted: {rejected.rule}"
-            _write_submission(folder, submission | {"job": next(iter(job_ids), None), "jobs": job_ids, "error": error})
-            raise
-        job_ids.append(job_id)
-        _write_submission(folder, submission | {"job": job_ids[0], "jobs": job_ids, "error": None})
-        if scheduler != "pbs" or len(job_ids) == job.chain:
-            return job_ids, command
+    try:
+        while len(job_ids) < num_jobs:
+            after = job_ids[-1] if job_ids else None
+            job_id, command = _call_submit_command(script, cfg, after=after, is_held=is_held, wait=wait)
+            job_ids.append(job_id)
+        if change:
+            change()
+        size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
+        submission = {"time": time.time(), "cluster": cluster.name, "scheduler": scheduler, "argv": sys.argv[1:]}
+        submission |= {"name": job.name, **size, "job": job_ids[0], "jobs": job_ids}
+        # In place, as duplicate_jobs.py locks this file.
+        (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
+    except BaseException:
+        _call_for_jobs(CANCEL_COMMAND[scheduler], job_ids)
+        raise
+    if is_held:
+        _call_for_jobs(RELEASE_COMMAND[scheduler], job_ids)
+    return job_ids, command
 
 
 def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
@@ -119,40 +145,71 @@ def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Pa
 
 
 def _call_submit_command(
-    folder: Path, scheduler: str, *, after: str | None, wait: bool
+    script: Path, cfg: DictConfig, *, after: str | None, is_held: bool, wait: bool
 ) -> tuple[str, subprocess.Popen[str]]:
     """Run sbatch or qsub, and return the job's id and the command.
 
     There is no time limit: a command that is killed may have queued the job already.
     """
-    options = {"slurm": ["--parsable"] + ["--wait"] * wait, "pbs": ["-W", "block=true"] * wait}[scheduler]
+    scheduler = cfg.cluster.scheduler
+    is_slurm = scheduler == "slurm"
+    options = ["--parsable"] + ["--wait"] * wait if is_slurm else ["-W", "block=true"] * wait
+    options += ["--hold" if is_slurm else "-h"] * is_held
     if after:
         options += ["-W", f"depend=afternotok:{after}"]
     environ = {
         key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
     }
+    name = SUBMIT_COMMAND[scheduler]
     command = subprocess.Popen(
-        [find_submit_command(scheduler), *options, str(folder / "job.sh")],
+        [find_submit_command(scheduler), *options, str(script)],
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    notice = f"waiting for {SUBMIT_COMMAND[scheduler]} to answer ..."
-    timer = threading.Timer(NOTICE_AFTER_SECONDS, print, [notice], {"file": sys.stderr})
+    timer = threading.Timer(NOTICE_AFTER_SECONDS, print, [f"waiting for {name} to answer ..."], {"file": sys.stderr})
     timer.start()
     assert command.stdout and command.stderr
-    job_id = _read_job_id(command.stdout)
-    timer.cancel()
-    if not job_id or (not wait and command.wait()):
-        message = " ".join(command.stderr.read().split()) or f"exit code {command.wait()}, no message"
-        rule = f"{message} ({f'the chain ends with {after}' if after else 'nothing is queued'})"
-        fix = "the key of the cluster's file that this message is about"
-        raise ConfigError(SUBMIT_COMMAND[scheduler], folder / "job.sh", rule, fix)
+    try:
+        job_id = _read_job_id(command.stdout)
+        if not job_id or (not wait and command.wait()):
+            message = " ".join(command.stderr.read().split()) or f"exit code {command.wait()}, no message"
+            raise ConfigError(name, script, f"{message} (nothing is queued)", _suggest_fix(message, cfg))
+    except KeyboardInterrupt:
+        command.terminate()
+        print(f"\n{name} had not answered: see {job_states.QUERY_COMMAND[scheduler]} for a job of it", file=sys.stderr)
+        raise
+    finally:
+        timer.cancel()
     if not wait:
         sys.stderr.write(command.stderr.read())  # a site's messages about a job that it has queued
     return job_id.split(";")[0], command
+
+
+def _suggest_fix(message: str, cfg: DictConfig) -> str:
+    """Return what to type after a rejection: the keys that the scheduler's message is about, with their values."""
+    if re.search("timed out|contact|connect|try again|temporar", message, re.IGNORECASE):
+        return "the same again, in some minutes"
+    values = {
+        key: OmegaConf.select(cfg, key)
+        for words, key in KEYS_OF_MESSAGES.items()
+        if re.search(words, message, re.IGNORECASE)
+    }
+    words = [f"{key}=<not {'null' if value is None else value}>" for key, value in values.items()]
+    return ", or ".join(words) or f"another value of {', '.join(KEYS_OF_MESSAGES.values())}"
+
+
+def _call_for_jobs(command: str, job_ids: Sequence[str]) -> None:
+    """Call the scheduler's command for these jobs; if it fails, say what to type."""
+    if not job_ids:
+        return
+    words = [*command.split(), *job_ids]
+    done = job_states.run_command(*words)
+    if done is None or done.returncode:
+        reason = " ".join(done.stderr.split()) if done else "it cannot be started, or does not answer"
+        print(make_printable(f"note: `{shlex.join(words)}` failed ({reason}). Type it again"), file=sys.stderr)
 
 
 def _read_job_id(lines: Iterable[str]) -> str:
@@ -162,7 +219,3 @@ def _read_job_id(lines: Iterable[str]) -> str:
             return line
         print(make_printable(line), file=sys.stderr)
     return ""
-
-
-def _write_submission(folder: Path, submission: dict[str, Any]) -> None:
-    (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")

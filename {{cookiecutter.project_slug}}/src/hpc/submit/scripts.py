@@ -1,5 +1,6 @@
 """The files that a scheduler gets for a checked config."""
 
+import os
 import re
 import shlex
 import sys
@@ -49,6 +50,20 @@ def read_work_dir(run_dir: Path) -> Path:
     match = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", script)
     folder = Path(shlex.split(match[1])[0]) if match else Path.cwd()
     return folder if folder.is_dir() else Path.cwd()
+
+
+def renew_environment(run_dir: Path, *, folder: Path, venv: Path) -> None:
+    """Write the run's scripts into `folder`, with this environment, if the one that they name is gone."""
+    for name in ("job.sh", "node.sh"):
+        if not (run_dir / name).is_file():
+            continue
+        text = files.read_text(run_dir / name, errors="surrogateescape")
+        match = re.search(r"(?m)^ *export VENV=(.+)$", text)
+        if match and not os.path.lexists(Path(shlex.split(match[1])[0], "bin", "python")):
+            renewed = text.replace(f"export VENV={match[1]}", f"export VENV={shlex.quote(str(venv))}")
+            if renewed == text:
+                continue
+            (folder / name).write_text(renewed, encoding="utf-8", errors="surrogateescape")
 
 
 def reject_run_with_fixed_script(run_dir: Path) -> None:

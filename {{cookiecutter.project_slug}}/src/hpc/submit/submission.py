@@ -1,6 +1,7 @@
 """Submit a written job, and print what was queued."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
@@ -12,8 +13,20 @@ from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job
 
 
-def submit_and_report(cfg: DictConfig, folder: Path, *, options: SubmitOptions, num_members: int = 1) -> Popen[str]:
+def submit_and_report(
+    cfg: DictConfig,
+    folder: Path,
+    *,
+    options: SubmitOptions,
+    num_members: int = 1,
+    script: Path | None = None,
+    change: Callable[[], None] | None = None,
+) -> Popen[str]:
     """Submit the job script in `folder` and print the job's number, its log and its cost.
+
+    Args:
+        script: the script to submit, if it is not in its place yet.
+        change: what puts it there, and changes other files of the run, once the scheduler has accepted the job.
 
     Returns:
         The command of the scheduler. With --wait, it ends when the job does, with the job's exit code.
@@ -25,8 +38,10 @@ def submit_and_report(cfg: DictConfig, folder: Path, *, options: SubmitOptions, 
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
-        size = f"{num_jobs} jobs, one after the other, of {size} each"
-    job_ids, command = scheduler.submit_job(folder, cfg.cluster, job=job, wait=options.wait)
+        size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
+    job_ids, command = scheduler.submit_job(
+        script or folder / "job.sh", cfg, job=job, folder=folder, wait=options.wait, change=change
+    )
     if options.parsable:
         print(job_ids[0], folder)
     else:

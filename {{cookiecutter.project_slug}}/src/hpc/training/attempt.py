@@ -39,7 +39,7 @@ class Attempt:
             mistakes in the config.
         validation_metrics: metrics of the last validation.
         metrics: metrics of the test or prediction, on rank 0.
-        undo_config_change: restores the run's config as it was before this attempt, if the attempt is rejected.
+        keep_config: on rank 0, writes the config of this attempt into the run directory, if it differs from the run's.
     """
 
     cfg: DictConfig
@@ -54,7 +54,13 @@ class Attempt:
     has_started_training: bool = False
     validation_metrics: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    undo_config_change: Callable[[], None] | None = None
+    keep_config: Callable[[], None] | None = None
+
+    def begin_training(self) -> None:
+        """Note that the first batch is there: from now on, nothing rejects what was typed for this attempt."""
+        self.has_started_training = True
+        if self.keep_config:
+            self.keep_config()
 
 
 @contextmanager

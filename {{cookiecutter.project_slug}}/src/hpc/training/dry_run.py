@@ -135,12 +135,17 @@ def explain(error: BaseException, operation: str | None = None) -> str:
 def _place(error: BaseException) -> str:
     """Return the innermost line of the researcher's code as "file:line, `code`:"; empty if there is none."""
     frames = [(Path(frame.f_code.co_filename), number) for frame, number in walk_tb(error.__traceback__)]
-    own = [(file, number) for file, number in frames if not str(file).startswith(("<", *LIBRARIES))]
+    own = [(file, number) for file, number in frames if not _is_library(file)]
     if not own:
         return ""
     file, number = own[-1]
     shown = file.relative_to(PROJECT) if file.is_relative_to(PROJECT) else file.name
     return f"{shown}:{number}, `{linecache.getline(str(file), number).strip()}`:"
+
+
+def _is_library(file: Path) -> bool:
+    """Return whether a file is not the researcher's. Packages of a module or an image lie outside the environment."""
+    return str(file).startswith(("<", *LIBRARIES)) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 @contextmanager

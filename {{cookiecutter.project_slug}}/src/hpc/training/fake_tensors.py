@@ -33,10 +33,16 @@ def fake_tensor_mode(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorM
     Args:
         mode: of an earlier block, whose tensors are used again.
     """
-    flags = torch.backends.mkldnn.set_flags(False)  # mkldnn's LSTM hides its matrix products
+    with real_tensor_mode(), mode or FakeTensorMode(allow_non_fake_inputs=True) as mode, _FakeDeepcopy():
+        yield mode
+
+
+@contextmanager
+def real_tensor_mode() -> Iterator[None]:
+    """Compute within the block by operations that can be counted: mkldnn's LSTM hides its matrix products."""
+    flags = torch.backends.mkldnn.set_flags(False)
     try:
-        with mode or FakeTensorMode(allow_non_fake_inputs=True) as mode, _FakeDeepcopy():
-            yield mode
+        yield
     finally:
         torch.backends.mkldnn.set_flags(flags[0])
 

@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -20,22 +20,16 @@ class AttemptState(Protocol):
     """The part of `attempt.Attempt` that is needed here."""
 
     has_started_training: bool
-    undo_config_change: Callable[[], None] | None
 
 
 @contextmanager
 def convert_lightning_errors(run: AttemptState) -> Iterator[None]:
-    """Convert Lightning's errors before the first step to `ConfigError`, and restore the run's config then."""
+    """Convert Lightning's errors before the first step to `ConfigError`."""
     try:
-        try:
-            yield
-        except Exception as error:
-            if not run.has_started_training:
-                _convert(error)
-            raise
-    except ConfigError:
-        if not run.has_started_training and run.undo_config_change:
-            run.undo_config_change()
+        yield
+    except Exception as error:
+        if not run.has_started_training:
+            _convert(error)
         raise
 
 

@@ -4,12 +4,12 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,28 +19,30 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import make_printable
 from hpc.config.freezing import to_frozen_yaml
 from hpc.config.project import PROJECT
-from hpc.run import attempt_log, frozen_config, snapshot
+from hpc.run import attempt_log, changes, frozen_config, snapshot
 from hpc.system import files
 from hpc.training import log_positions, loggers
 from hpc.training.attempt import Attempt
 
 
-def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], None] | None:
+def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> None:
     """Record the start of the attempt, on rank 0, before anything is logged: its config, code and versions.
 
-    The logs of earlier attempts are cut back to the checkpoint that the run resumes from.
-
-    Returns:
-        A function that restores the run's config as it was before; None: it has not changed.
+    The logs of earlier attempts are cut back to the checkpoint that the run resumes from. A changed config is written
+    when the first batch is there, as Lightning may reject it until then.
     """
     cfg, run_dir, checkpoint = run.cfg, run.run_dir, run.checkpoint
     starts = attempt_log.read_starts(run_dir)
     words = compose.select_overrides(run.process.arguments)
     # Logs that were there before the first attempt are not the run's own.
     foreign_positions = starts[0].get("logs", {}) if starts else log_positions.read_positions(run_dir, run_loggers)
-    if not (run_dir / "config.yaml").exists():
-        snapshot.write_provenance(run_dir)
-    undo_config_change = frozen_config.create_or_replace(run_dir, cfg, words=words)
+    if (run_dir / "config.yaml").exists() and cfg.task == "train":
+        changes.grant_permission(run_dir, cfg.resume_allow)
+        run.keep_config = frozen_config.prepare_change(run_dir, cfg, words=words)
+    else:
+        if not (run_dir / "config.yaml").exists():
+            snapshot.write_provenance(run_dir)
+        frozen_config.create_or_replace(run_dir, cfg, words=words)
     code = files.source_checksum(PROJECT)
     _note_other_code(run_dir, code, earlier_code=starts[-1].get("code") if starts else None)
     positions = _positions_at(cfg, checkpoint, words=words) if checkpoint else foreign_positions
@@ -54,6 +56,7 @@ def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[
         run.number,
         environ=os.environ,
         from_step=checkpoint.step if checkpoint else 0,
+        words=words,
         code=code,
         launcher=run.process.place.launcher,
         hosts=run.hosts,
@@ -64,7 +67,6 @@ def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[
         logs=foreign_positions,
         reached=log_positions.read_positions(run_dir, run_loggers),
     )
-    return undo_config_change
 
 
 def _note_other_code(run_dir: Path, code: str, *, earlier_code: object) -> None:
@@ -124,13 +126,13 @@ def flush_logs(trainer: L.Trainer) -> dict[str, int]:
 
 @rank_zero_only
 def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
-    """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for wandb and MLflow."""
+    """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for all others but CSV."""
     text = to_frozen_yaml(cfg)
     values: Any = OmegaConf.to_container(OmegaConf.create(text))
     for logger in loggers.tensorboard_loggers(trainer):
         logger.experiment.add_text("config", f"```yaml\n{text}```")
     for logger in trainer.loggers:
-        if isinstance(logger, log_positions.CutsItself):
+        if not isinstance(logger, TensorBoardLogger | CSVLogger):
             logger.log_hyperparams(values)
 
 

@@ -12,5 +12,6 @@ def record_skip(run_dir: Path, step: int, *, attempt: int) -> None:
 
 def num_skipped_batches(run_dir: Path, step: int, *, attempt: int) -> int:
     """Return how many global batches to leave out after the checkpoint that this attempt wrote at this step."""
-    skips = attempt_log.read_json_lines(run_dir / "skipped.jsonl")
+    lines = attempt_log.read_json_lines(run_dir / "skipped.jsonl")
+    skips = [line for line in lines if line.keys() >= {"step", "attempt"}]
     return sum(skip["step"] - step for skip in skips if skip["attempt"] >= attempt and skip["step"] > step)

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc.checkpoint.strategy_state import CheckpointMixin
-from hpc.checkpoint.writer import NO_TIMEOUT
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.training.common_forward import CommonForward
@@ -33,18 +32,18 @@ from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 from hpc.training.unused_parameters import FindsUnusedParameters
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
+GROUP_TIMEOUT = timedelta(days=24)  # about the longest whose milliseconds torch can count
 
 
-def extend_group_timeouts(hang_seconds: float) -> None:
-    """Let process groups that are made from now on wait longer than the watchdog, which says where each rank waits.
+def extend_group_timeouts() -> None:
+    """Let process groups wait from now on until the watchdog ends the ranks, which says where each of them waits.
 
-    Torch's own limits are 10 and 30 minutes. Groups that libraries make, such as those of a mesh, take these defaults.
+    Torch's own limits, 10 and 30 minutes, run on while a job is suspended. Groups that libraries make, such as those of
+    a mesh, take these defaults.
     """
-    limit = min(timedelta(seconds=2 * hang_seconds + 60), NO_TIMEOUT)  # the watchdog waits twice as long for step 1
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        default = getattr(distributed_c10d, name)
-        if default is not None:  # None: torch was built without NCCL
-            setattr(distributed_c10d, name, max(default, limit))
+        if getattr(distributed_c10d, name) is not None:  # None: torch was built without NCCL
+            setattr(distributed_c10d, name, GROUP_TIMEOUT)
 
 
 class ParallelizesModule:

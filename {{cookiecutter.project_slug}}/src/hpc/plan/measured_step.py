@@ -1,30 +1,43 @@
-"""A training step on tensors without content: without memory, without a device, for any size."""
+"""A training step whose operations and memory are measured, on tensors without content: of any size, on any machine.
+
+A step that reads values of tensors runs on real ones, if it is small.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from hpc.data.batch_contents import BatchSize, measure_batch
-from hpc.plan.example_batches import ExampleBatches, FakeBatch, UnreadableData
-from hpc.plan.meter import CudaAutocast, Meter, local_bytes
+from hpc.plan.cuda_kernels import cuda_attention, cuda_autocast
+from hpc.plan.example_batches import ExampleBatch, ExampleBatches, UnreadableData
+from hpc.plan.meter import Meter, local_bytes
 from hpc.plan.part_boundaries import PartBoundaries, PartsOutOfOrder, block_parts
 from hpc.training import dry_run
 from hpc.training.blocks import Blocks, find_blocks
-from hpc.training.fake_tensors import default_dtype, fake_copy, fake_tensor_mode
+from hpc.training.fake_tensors import default_dtype, fake_copy, fake_tensor_mode, real_tensor_mode
 from hpc.training.parallelize import planned_part
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+
+
+# Bytes of parameters that are made on a login node: by a constructor that needs values, and for a real step.
+MAX_REAL_BYTES = 8_000_000_000
+MAX_REAL_STEP_BYTES = 400_000_000
 
 
 class NotTraceable(Exception):
@@ -32,7 +45,7 @@ class NotTraceable(Exception):
 
 
 @dataclass(frozen=True)
-class FakeStep:
+class MeasuredStep:
     """A measured step; without a batch, the parameters alone."""
 
     names: list[str]  # of the parts
@@ -41,6 +54,7 @@ class FakeStep:
     optimizer_states: float | None  # numbers that the optimizers keep per parameter
     batch_size: BatchSize | None = None
     numbers_per_example: int = 0  # in the input
+    is_whole: bool = False  # measured as one part, although it has blocks
 
 
 @dataclass(frozen=True)
@@ -62,11 +76,7 @@ class Precision:
     @contextmanager
     def step_context(self) -> Iterator[None]:
         """Compute in this precision within the block."""
-        if not self.autocast:
-            with default_dtype(self.dtype):
-                yield
-            return
-        with torch.autocast("cpu", DTYPES[self.autocast]), CudaAutocast():
+        with cuda_attention(), cuda_autocast(DTYPES[self.autocast]) if self.autocast else default_dtype(self.dtype):
             yield
 
 
@@ -91,15 +101,24 @@ class ModuleSource:
                 with default_dtype(dtype):  # a module of fake tensors cannot be converted
                     return self.make_module()
             except Exception:
-                with unset_fake_temporarily():
+                with unset_fake_temporarily(), _limited_parameters(MAX_REAL_BYTES):
                     self._real = self.make_module()
         return fake_copy(self._real, lambda tensor: {"dtype": dtype} if tensor.is_floating_point() else {})
+
+    def make_real(self, dtype: torch.dtype) -> L.LightningModule:
+        """Return a module whose parameters have values and this type.
+
+        Raises:
+            NotTraceable: it is too large.
+        """
+        with default_dtype(dtype), _limited_parameters(MAX_REAL_STEP_BYTES):
+            return self.make_module().to(dtype)
 
     def find_blocks(self, module: L.LightningModule) -> Blocks | None:
         return find_blocks(module, self.block_paths)
 
 
-def run_fake_step(
+def run_step(
     source: ModuleSource,
     batches: ExampleBatches,
     *,
@@ -107,12 +126,16 @@ def run_fake_step(
     precision: Precision,
     num_ranks: int,
     in_parts: bool = True,
-) -> FakeStep:
+    is_checkpointed: bool = False,
+    is_real: bool = False,
+) -> MeasuredStep:
     """Run a training step, and a step of the optimizers.
 
     Args:
         num_ranks: that share each layer, as the network's `tensor_parallel_plan` says.
         in_parts: whether to measure blocks one by one. A module that optimizes by itself is always measured as a whole.
+        is_real: whether tensors have values.
+        is_checkpointed: whether the activations inside the blocks are dropped, and computed again in backward.
 
     Raises:
         NotTraceable
@@ -120,12 +143,14 @@ def run_fake_step(
         UnreadableData
     """
     with _tensor_parallel_mesh(num_ranks) as mesh, ExitStack() as stack:
-        stack.enter_context(fake_tensor_mode())
+        stack.enter_context(real_tensor_mode() if is_real else fake_tensor_mode())
         meter = None
         try:
-            module, trainer = source.make(precision.dtype), dry_run.DryRunTrainer()
+            make_module = source.make_real if is_real else source.make
+            module, trainer = make_module(precision.dtype), dry_run.DryRunTrainer()
             is_converted = precision.parameters != "32"
-            batch = batches.make(module, num_examples, dtype=precision.dtype if is_converted else None)
+            dtype = precision.dtype if is_converted else None
+            batch = batches.make(module, num_examples, dtype=dtype, is_real=is_real)
             trainer.datamodule = batches.trainer.datamodule
             dry_run.attach(module, trainer)
             if mesh is not None:
@@ -136,21 +161,24 @@ def run_fake_step(
             dry_run.begin_training(module)
             in_parts = in_parts and module.automatic_optimization
             blocks = source.find_blocks(module)
+            for block in blocks.modules if blocks and is_checkpointed else ():  # as parallelize.py does
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
             meter = stack.enter_context(Meter(module, None if in_parts else block_parts(blocks)))
             states = _optimizer_states(trainer, meter)
             measure = _measure_parts if in_parts else _measure_whole
             names, output_bytes = measure(module, blocks, meter=meter, batch=batch, precision=precision)
-        except (UnreadableData, PartsOutOfOrder):
+        except (NotTraceable, UnreadableData, PartsOutOfOrder):
             raise
         except Exception as error:
             raise NotTraceable(dry_run.explain(error, meter.operation if meter else None)) from error
     first = batch.tensors[0] if batch.tensors else None
     size = measure_batch(batch.batch)
     numbers = first.numel() // num_examples if first is not None else 0
-    return FakeStep(names, meter, output_bytes, states, size, numbers)
+    is_whole = blocks is not None and not in_parts
+    return MeasuredStep(names, meter, output_bytes, states, size, numbers, is_whole)
 
 
-def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks: int) -> FakeStep:
+def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks: int) -> MeasuredStep:
     """Measure the parameters of a module, and the states of its optimizers if they can be made, but no step.
 
     Raises:
@@ -172,11 +200,11 @@ def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks:
             dry_run.make_optimizers(module)
             states = _optimizer_states(trainer, meter)
     meter.runs.clear()
-    return FakeStep(["before", *blocks], meter, {}, states)
+    return MeasuredStep(["before", *blocks], meter, {}, states)
 
 
 def _measure_parts(
-    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: FakeBatch, precision: Precision
+    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: ExampleBatch, precision: Precision
 ) -> tuple[list[str], dict[str, int]]:
     """Run forward and backward with hooks that enter the meter's parts.
 
@@ -196,7 +224,7 @@ def _measure_parts(
 
 
 def _measure_whole(
-    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: FakeBatch, precision: Precision
+    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: ExampleBatch, precision: Precision
 ) -> tuple[list[str], dict[str, int]]:
     """Run the step as one part. The blocks hold their parameters, but all work and memory count as the one part's."""
     meter.is_one_part = True
@@ -232,6 +260,25 @@ def _optimizer_states(trainer: L.Trainer, meter: Meter) -> float | None:
     finally:
         trainer.lightning_module.zero_grad()
     return (meter.alive - before) / num_bytes if num_bytes else None
+
+
+@contextmanager
+def _limited_parameters(max_bytes: int) -> Iterator[None]:
+    """Raise `NotTraceable` within the block as soon as parameters take more bytes."""
+    num_bytes = 0
+
+    def count(_: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal num_bytes
+        num_bytes += local_bytes(parameter) if parameter is not None else 0
+        if num_bytes > max_bytes:
+            size = f"{max_bytes / 1e9:g} GB"
+            raise NotTraceable(f"it needs values of tensors, and its parameters take more than {size} of this machine")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
