@@ -50,7 +50,7 @@ class Place:
         self.project.mkdir()
         for name in ("env.sh", "pyproject.toml", "constraints.txt"):
             shutil.copy(baked / name, self.project)
-        for name in ("configs/cluster", "src/hpc/jobs/cluster", "src/hpc/config", "src/hpc/run"):
+        for name in ("configs/cluster", "src/hpc/jobs/cluster", "src/hpc/config", "src/hpc/run", "src/hpc/system"):
             shutil.copytree(baked / name, self.project / name)
         shutil.copy(baked / "src/hpc/__init__.py", self.project / "src/hpc")
         self.venv = folder / "an environment"

@@ -15,6 +15,9 @@ from conftest import REPO
 PROGRAMS = ["train.py", "submit.py", "plan.py", "report.py"]
 PROGRAMS += [f"tools/{name}.py" for name in ("board", "check", "comm", "export", "pack", "scale", "search")]
 
+# Imported before the check of the interpreter.
+READ_BEFORE = ["__init__", "run/__init__", "run/interpreter", "system/__init__", "system/former_names"]
+
 
 def test_all_programs_are_tried(project):
     assert sorted(PROGRAMS) == sorted(
@@ -34,8 +37,10 @@ def test_a_program_without_its_environment_says_what_to_type(program, project):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_with_an_old_python_says_what_to_type(program, project, monkeypatch, capsys):
-    for name in (program, "src/hpc/__init__.py", "src/hpc/run/__init__.py", "src/hpc/run/interpreter.py"):
-        ast.parse((project / name).read_text(), feature_version=(3, 6))  # such a Python can read as far as the sentence
+    for name in (program, *(f"src/hpc/{name}.py" for name in READ_BEFORE)):
+        tree = ast.parse((project / name).read_text(), feature_version=(3, 6))  # it can read as far as the sentence
+        unions = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)]
+        assert name == program or not unions, name
     monkeypatch.setattr(sys, "version_info", (3, 6, 8))
     monkeypatch.setattr(sys, "version", "3.6.8 (default)")
     monkeypatch.setattr(sys, "argv", [program])

@@ -18,6 +18,7 @@ from hpc.config.errors import (
     require_positive,
 )
 from hpc.config.sections import (
+    STREAM_SPLITS,
     CheckpointConfig,
     ClusterConfig,
     FaultsConfig,
@@ -156,6 +157,12 @@ def check_class_named(cfg: DictConfig, section: str) -> None:
         rule = f"must name its class in the key _target_; it has {keys}"
         fix = f"a line _target_: <package.module.Class> in its file of configs/{section}"
         raise ConfigError(section, None, rule, fix)
+
+
+def check_stream_splits(cfg: DictConfig) -> None:
+    """Check the word that says who splits a home-made stream."""
+    if (splits := cfg.data.get("stream_splits")) is not None:
+        require_one_of("data.stream_splits", str(splits), choices=list(STREAM_SPLITS))
 
 
 def check_callbacks(cfg: DictConfig) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hpc.data.even_batches import suppressed
 from hpc.data.noted_batches import recorded_sampler
 from hpc.data.rank_samplers import RankBatchSampler
+from hpc.data.without_trace import logged_without_weight, without_trace
 from hpc.state import randomness
 from hpc.state.batch_effects import has_transfer_hooks
 
@@ -52,7 +52,8 @@ class RankSteps:
             with ExitStack() as stack:
                 self._draw_noise(stack, "step", loop.batch_idx)
                 if not self.share:
-                    stack.enter_context(suppressed(self.lightning_module, has_logged=False))
+                    stack.enter_context(without_trace(self.lightning_module))
+                    stack.enter_context(logged_without_weight(self.lightning_module))
                 return super().training_step(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._is_in_training_step = False

@@ -10,9 +10,9 @@ from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.conversion import to_dataclass
 from hpc.config.sections import CheckpointConfig, FaultsConfig, derive_layout
 from hpc.data import noted_batches
+from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
 from hpc.data.position import describe_batch_size
-from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
 from hpc.resume.evaluation_hooks import StopsEvaluations

@@ -28,6 +28,7 @@ from hpc.training import loggers, predictions, record, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
+from hpc.training.logged_names import MatchingConnector
 from hpc.training.parallelize import ModuleChanges
 
 # Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
@@ -73,6 +74,7 @@ def make_trainer(
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         record.begin_attempt_logs(run, run_loggers)
+    loggers.tolerate_failures(run_loggers)
     data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
@@ -101,8 +103,11 @@ def make_trainer(
     )
     if isinstance(trainer.strategy, strategies.FSDP) and run.watch.store:
         trainer.strategy.common_forward = CommonForward(run.watch.store, trainer.world_size)
+    trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
+    else:
+        trainer._logger_connector.__class__ = MatchingConnector
     record.log_config(trainer, cfg)
     return trainer
 
