@@ -151,7 +151,7 @@ REFUSALS = [
     (
         ["strategy=deepspeed_zero2", "callbacks=finetune"],
         "callbacks.finetune",
-        "it releases whole parameters later",
+        "DeepSpeed trains no parameters that are released later",
     ),
     (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
     (["data=images"], "data.dir", "must have a value, as it has no default"),

@@ -23,7 +23,7 @@ from hpc.resume.stopping import ReportsTrial
 from hpc.state import randomness
 from hpc.state.batch_effects import TransferEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training import record, skipped_samples, weight_averaging
+from hpc.training import record, sharded_tensors, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallel import require_clip_gradients
@@ -213,6 +213,7 @@ class Resume(StopsEvaluations):
         self._num_validations += 1
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        sharded_tensors.explain(exception)
         self.watch.report_failure(exception)  # at once: what follows may wait for ranks that are gone
 
     # The state of a run
