@@ -27,7 +27,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo pictures test soak chaos twins neighbours hostile ports bench bench-gpu check lint clean system env
+.PHONY: demo pictures test soak chaos twins neighbours hostile ports bench bench-gpu check lint clean python system env
 
 demo: env
 	rm -rf build/demo
@@ -36,17 +36,17 @@ demo: env
 	@echo "  export VENV='$(CURDIR)/.venv'; cd build/demo/$(PROJECT); source env.sh; tensorboard --logdir runs"
 	@export VENV="$$PWD/.venv" && cd build/demo/$(PROJECT) && source ./env.sh && python train.py
 
-pictures: demo
+pictures: system demo
 	.venv/bin/python docs/report_pictures.py build/demo/$(PROJECT)
 	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
 # Files are taken in the order of their names, by which the longest do not come last.
-test: env lint
+test: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m "not soak"
 
 # As many faults as there are kinds: each once.
-soak: env
+soak: system env
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m soak
 	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m soak
 	.venv/bin/python tests/chaos.py --faults 15 --seed 2
@@ -54,24 +54,24 @@ soak: env
 	.venv/bin/python tests/drawn_inputs.py --count 300 --seed 2
 	.venv/bin/python tests/drawn_runs.py --count 50 --seed 2
 
-chaos: env
+chaos: system env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
-twins: env
+twins: system env
 	.venv/bin/python tests/drawn_runs.py --count $(COUNT) --seed $(SEED)
 
-neighbours: env
+neighbours: system env
 	.venv/bin/python tests/drawn_neighbours.py --rounds $(ROUNDS) --seed $(SEED)
 
-hostile: env
+hostile: system env
 	.venv/bin/python tests/drawn_inputs.py --count $(COUNT) --seed $(SEED)
 
-ports: env
+ports: system env
 	rm -rf build/ports
 	$(BAKE) build/ports >/dev/null
 	.venv/bin/python tests/port_table.py build/ports/$(PROJECT) --runs build/ports/runs $(if $(OUT),--out $(OUT))
 
-bench: env
+bench: system env
 	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
@@ -82,7 +82,7 @@ bench-gpu:
 	$(PY) benchmarks/memory.py --gpu $(if $(FORK),--project '$(FORK)') --out benchmarks/results.json
 	$(PY) benchmarks/table.py benchmarks/results.json --readme README.md
 
-check: env lint
+check: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not slow and not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -m "not slow and not soak"
 
@@ -99,32 +99,42 @@ clean:
 	rm -rf .venv build .pytest_cache .ruff_cache
 
 # The environment of a baked project, made by that project's env.sh, and cookiecutter. Quick when it is there.
-env: system
+env: python
 	@[ -x .venv/bin/python ] || $(PYTHON) -m venv .venv
 	@[ .venv/.tests -nt tests/requirements.txt ] || { .venv/bin/python -m pip install --quiet \
 	    --disable-pip-version-check -c '$(CONSTRAINTS)' -r tests/requirements.txt && touch .venv/.tests; }
 	@rm -rf build/env && $(BAKE) build/env >/dev/null
 	@export VENV="$$PWD/.venv" && source build/env/$(PROJECT)/env.sh
 
-# What pip cannot install: for torch.compile on CPU a C++ compiler and Python's headers, for the tests of job scripts a
-# Slurm, which runs in network namespaces of its own, and for those of the report's page a browser. No daemon of the
-# packages is started: policy-rc.d forbids it.
+# Install packages of the system: APT NAME ... . No daemon of a package is started: policy-rc.d forbids it.
+define APT
+    [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null || return; \
+    if [ ! -e /usr/sbin/policy-rc.d ]; then \
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT; \
+        printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d; \
+    fi; \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "$$@"
+endef
+
+# What training needs and pip cannot install.
+python:
+	@get() { $(APT); }; \
+	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+	    package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') && get $$package || \
+	    { echo "Needed, and only root can install it: apt install $${package:-python3-venv}" >&2; exit 1; }; \
+	fi
+
+# What tests need beside: for torch.compile on CPU a C++ compiler and Python's headers, for job scripts a Slurm, which
+# runs in network namespaces of its own, for the report's page a browser, and for env.sh the other shell.
 system:
-	@needed=""; wanted=""; version=$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])') || exit 1; \
-	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || needed+=" $$version-venv"; \
-	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || wanted+=" $$version-dev"; \
+	@get() { $(APT); }; wanted=""; \
+	if [ ! -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
+	    wanted+=" $$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')"; \
+	fi; \
 	for pair in g++:g++ slurmctld:slurm-wlm munged:munge ip:iproute2 shellcheck:shellcheck mpiexec:mpich \
-	    chromium:chromium; do \
+	    chromium:chromium zsh:zsh; do \
 	    PATH=$$PATH:/usr/sbin:/sbin type -P "$${pair%:*}" >/dev/null || wanted+=" $${pair#*:}"; \
 	done; \
-	get() { \
-	    [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null || return; \
-	    if [ ! -e /usr/sbin/policy-rc.d ]; then \
-	        trap 'rm -f /usr/sbin/policy-rc.d' EXIT; \
-	        printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d; \
-	    fi; \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "$$@"; \
-	}; \
-	if [ -z "$$needed$$wanted" ] || get $$needed $$wanted; then :; \
-	elif [ -n "$$needed" ]; then echo "Needed, and only root can install it: apt install$$needed" >&2; exit 1; \
-	else echo "Left out, with the tests that need it (root installs it by apt install):$$wanted"; fi
+	if [ -n "$$wanted" ] && ! get $$wanted; then \
+	    echo "Left out, with the tests that need it (root installs it by apt install):$$wanted"; \
+	fi

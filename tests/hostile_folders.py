@@ -1,8 +1,10 @@
 """Cases for drawn_inputs.py: foreign or damaged folders, and the program that reads them."""
 
+import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import hostile_training
 import hostile_values as values
@@ -88,6 +90,31 @@ def checkpoints(rng: random.Random, ground: Ground) -> Case:
         "train.py": [f"resume={run}"],
     }[program]
     return Case({"export": "tools/export.py"}.get(program, program), words)
+
+
+OWNERS = ["DataModule", "DataModule", "DataModule", "module ", "module network", "parameter network.stem.0.weight",
+          "DataModule/_hparams (AttributeDict)", "module /_hparams (AttributeDict)", "dataset 0", "collate 0",
+          "optimizer 0", "trainer"]  # fmt: skip
+ATTRIBUTES = ["file", "stage", "node_local", "num_workers", "num_ahead", "seed", "global_batch_size", "image_size",
+              "_datasets", "_hparams", "__dict__", "__class__", "setup", "prepare_data", "dataset", "network",
+              "_modules", "data", "grad", "", "default_root_dir", "gradient_clip_val", "state",
+              "defaults", "rng"]  # fmt: skip
+
+
+def forged_attributes(rng: random.Random, ground: Ground) -> Case:
+    """Return a case with a checkpoint that sets what nobody has trained: any attribute, to any value, of any object."""
+    forged: dict[str, list[Any]] = {"attributes": [], "settings": []}
+    for _ in range(rng.randrange(1, 5)):
+        owner, name = rng.choice(OWNERS), rng.choice(ATTRIBUTES)
+        form = values.data(rng, ground.canary) if rng.random() < 0.4 else values.text(rng, ground.canary)
+        form = rng.choice([form, form, form, [form], {name: form}, {"of kind": "set", "parts": [[form]]}])
+        forged["attributes"].append([owner, name, form])
+        forged["settings"].append([owner, name, rng.choice([None, form]), form])
+    if rng.random() < 0.5:  # the two that once reached a shell
+        forged["attributes"] += [["DataModule", "stage", True], ["DataModule", "node_local", f"$(>{ground.canary})"]]
+    file = ground.open / "forged.json"
+    file.write_text(json.dumps(forged))
+    return Case("restore", [str(file), str(ground.base / "packed.h5")])
 
 
 def searches(rng: random.Random, ground: Ground) -> Case:

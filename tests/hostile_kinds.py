@@ -86,7 +86,7 @@ def cluster_values(rng: random.Random, ground: Ground) -> Case:
     """Return a case with hostile values of a cluster's file in a job script, except for keys that hold bash code."""
     content: dict[str, Any] = {"defaults": ["slurm" if rng.random() < 0.5 else "pbs"], "account": "a"}
     content |= {key: rng.choice(CLUSTER[key]) for key in rng.sample(list(CLUSTER), rng.randrange(8))}
-    bash = ("node_local", "cache", "setup", "launcher", "container", "env")
+    bash = ("setup", "launcher", "container", "env")  # commands; env is drawn below
     for key in rng.sample([key for key in CLUSTER if key not in bash], rng.choice([0, 1, 1, 1, 2])):
         content[key] = values.text(rng, ground.canary) if rng.random() < 0.7 else values.data(rng, ground.canary)
     if rng.random() < 0.3:
@@ -239,6 +239,7 @@ KINDS: dict[str, tuple[Draw, float]] = {  # and its weight
     "names of runs and hosts": (folders.names, 1.5),
     "run directories": (folders.run_directories, 5),
     "checkpoints": (folders.checkpoints, 2),
+    "forged attributes": (folders.forged_attributes, 2),
     "searches": (folders.searches, 1.5),
     "events files": (folders.events, 1),
     "monitor files": (folders.samples, 1),

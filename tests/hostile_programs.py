@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hostile_kinds
 import hostile_training
+import torch
 
 LIBRARIES = [
     "hydra",
@@ -134,6 +136,11 @@ def _data(base: Path) -> None:
         folder = base / "images" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 8), (number * 12, 0, 0)).save(folder / f"{number}.png")
+    from hpc.data import pack_command
+
+    for split in ("train", "val", "test"):
+        shutil.copytree(base / "images", base / "splits" / split)
+    pack_command.pack([f"data.dir={base}/splits", f"out={base}/packed.h5", "data.image_size=8"])
     (base / "text").mkdir()
     for number in range(3):
         (base / "text" / f"{number}.txt").write_text("to be or not to be " * 40)
@@ -158,6 +165,7 @@ def enter(case: Any, project: Path) -> None:
         "load": load,
         "weights": weights,
         "begin": begin,
+        "restore": restore,
         "check": check,
         "bake": bake,
         "tunnel": tunnel,
@@ -252,6 +260,30 @@ def begin(project: Path) -> None:
                 safe_unpickle.load_plain(checkpoint.path / "rank-0.pt")
         build.build(cfg.model)
         start.claim.release()
+
+
+def restore(project: Path) -> None:
+    """Restore attributes as a resumed run does, and read its data: they are the config's, whatever was restored."""
+    from hpc.config import build, compose, errors
+    from hpc.state import attributes, trainer_settings
+
+    file, packed = sys.argv[1:]
+    forged = json.loads(Path(file).read_text())
+    with errors.exit_on_config_error():
+        cfg = compose.compose_overrides(["data=packed", f"data.file={packed}", "+data.num_workers=0"])
+        data, module = build.build_data(cfg), build.build(compose.compose_overrides([]).model)
+        given = {name: getattr(data, name) for name in ("file", "stage", "node_local", "num_workers", "seed")}
+        loop = SimpleNamespace(_combined_loader=None)
+        trainer: Any = SimpleNamespace(datamodule=data, fit_loop=loop, callbacks=[], lr_scheduler_configs=[])
+        trainer.optimizers = [torch.optim.SGD(module.parameters(), 0.1)]
+        trainer.is_global_zero, trainer.strategy = True, SimpleNamespace(root_device=torch.device("cpu"))
+        attributes.restore_data(trainer, module, changed=forged["attributes"])
+        attributes.restore(trainer, module, changed=forged["attributes"])
+        trainer_settings.restore(trainer, forged["settings"])
+        assert {name: getattr(data, name) for name in given} == given
+        data.prepare_data()
+        data.setup("fit")
+        assert len(data.dataset("train")) and len(list(module.parameters()))
 
 
 def check(project: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import packaging
 import pytest
 
+BASH, ZSH = ("bash", "--norc"), ("zsh", "-f")
 # A stub of Python: it makes a real virtual environment, but logs its arguments instead of installing. Where it runs
 # Python, that takes the stub for its own executable.
 STUB = """#!/bin/bash
@@ -49,7 +50,7 @@ class Place:
         self.project.mkdir()
         for name in ("env.sh", "pyproject.toml", "constraints.txt"):
             shutil.copy(baked / name, self.project)
-        for name in ("configs/cluster", "src/hpc/jobs/cluster", "src/hpc/config", "src/hpc/run"):
+        for name in ("configs/cluster", "src/hpc/jobs/cluster", "src/hpc/config", "src/hpc/run", "src/hpc/system"):
             shutil.copytree(baked / name, self.project / name)
         shutil.copy(baked / "src/hpc/__init__.py", self.project / "src/hpc")
         self.venv = folder / "an environment"
@@ -60,13 +61,13 @@ class Place:
         self.stub.write_text(STUB.format(**quoted))
         self.stub.chmod(0o755)
 
-    def popen(self, script: str, **env: str) -> subprocess.Popen:
-        """Start `script` in bash, where $ENV is the path of env.sh."""
+    def popen(self, script: str, shell: tuple[str, ...] = BASH, **env: str) -> subprocess.Popen:
+        """Start `script` in a shell, where $ENV is the path of env.sh."""
         left_out = ("VIRTUAL_ENV", "PYTHONPATH", "VERSIONS")
         kept = {key: value for key, value in os.environ.items() if key not in left_out}
         known = {"PYTHON": str(self.stub), "VENV": str(self.venv), "ENV": str(self.project / "env.sh")}
         return subprocess.Popen(
-            ["bash", "--norc", "-c", script],
+            [*shell, "-c", script],
             cwd=self.folder,
             env=kept | known | env,
             stdout=subprocess.PIPE,
@@ -74,8 +75,8 @@ class Place:
             text=True,
         )
 
-    def bash(self, script: str, **env: str) -> tuple[int, str, str]:
-        process = self.popen(script, **env)
+    def bash(self, script: str, shell: tuple[str, ...] = BASH, **env: str) -> tuple[int, str, str]:
+        process = self.popen(script, shell, **env)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
@@ -247,6 +248,41 @@ def test_run_instead_of_sourced_says_so(place):
     for shell in ("bash", "sh"):
         code, _, err = place.bash(f'{shell} "$ENV"')
         assert code == 1 and "source env.sh" in err and not place.log.exists()
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="not installed: zsh")
+class TestZsh:
+    """env.sh in zsh, the shell of every Mac."""
+
+    def test_installs_activates_and_keeps_options_and_names(self, place):
+        script = """
+            setopt nounset noclobber errexit ksh_arrays; before=$(setopt; print -l ${(ko)functions})
+            source "$ENV"; source "$ENV"
+            deactivate() { :; }; unset -f deactivate
+            [ "$before" = "$(setopt; print -l ${(ko)functions})" ] && echo kept
+            echo "$PYTHONHASHSEED ${_env_file:-none}"; tr : "\\n" <<<"$PATH" | grep -c environment; command -v python
+        """
+        code, out, err = place.bash(script, ZSH, VENV="an environment")
+        assert (code, out.splitlines()) == (0, ["kept", "0 none", "1", f"{place.venv}/bin/python"]), err
+        assert place.asked("-Im pip install") == 1 and place.asked("hpc.config.signatures") == 1
+        assert not (place.folder / "canary").exists() and not (place.project / "canary").exists()
+
+    def test_setup_of_the_cluster_is_run_as_bash_would(self, place):
+        lines = "setup:\n  - WORDS='a b'; set -- $WORDS; export SEEN=$#\n  - [ -n \"${VENV:-}\" ]\n"
+        (place.project / "configs/cluster/mine.yaml").write_text(lines.replace("- [", "- '[").replace("]\n", "]'\n"))
+        code, out, err = place.bash('source "$ENV" && echo "$SEEN"', ZSH, CLUSTER="mine")
+        assert (code, out) == (0, "2\n"), err
+        code, _, err = place.bash('source "$ENV"', ZSH, CLUSTER="nowhere")
+        assert code == 1 and "CLUSTER=nowhere has no file" in err
+
+    def test_a_failure_is_one_line_and_spares_the_shell(self, place):
+        code, out, err = place.bash('source "$ENV"; echo "status $?, still here"', ZSH, STUB_OLD="1")
+        assert (code, out) == (0, "status 1, still here\n")
+        assert err.count("\n") == 1 and err.startswith("env.sh: Python 3.11 or newer is needed")
+
+    def test_run_instead_of_sourced_says_so(self, place):
+        code, _, err = place.bash('zsh "$ENV"', ZSH)
+        assert code == 1 and "must be sourced, in bash or zsh" in err and not place.log.exists()
 
 
 def setup_lines(project: Path, file: Path) -> subprocess.CompletedProcess[str]:

@@ -131,7 +131,7 @@ def resumed(desk: Desk, command: str) -> None:
 
 
 def exported(desk: Desk, command: str) -> None:
-    out = desk.folder / "weights.safetensors"
+    out = desk.folder / command.split()[3]
     desk.succeeds(
         command.replace("runs/NAME", shlex.quote(str(desk.brief_run))).replace(out.name, shlex.quote(str(out)))
     )

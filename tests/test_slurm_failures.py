@@ -433,11 +433,25 @@ def test_a_job_script_needs_a_job(desk):
 
 
 def test_what_slurm_rejects_is_shown(desk):
-    """Check that sbatch's error is shown, and that the run directory records that no job was submitted."""
+    """Check that sbatch's error is shown with the key that it is about, and that no run directory stays."""
     done = desk.python("submit.py", "cluster=test", *QUIET, "trainer=cpu", "cluster.partition=no", "name=unknown")
     assert done.returncode == 2 and "invalid partition" in done.stderr.lower(), done.stderr
-    run_dir = next((desk.project / "runs").glob("*unknown*"))
-    assert "not submitted" in (run_dir / "submitted.json").read_text()
+    assert "cluster.partition=<not no>" in done.stderr and not list((desk.project / "runs").glob("*unknown*"))
+
+
+@pytest.mark.soak
+def test_a_changed_run_is_held_and_released_or_stays_as_it_was(desk):
+    """Check it with Slurm's own hold and release: a job that is accepted starts, and sees the files that changed."""
+    job, run_dir = desk.submit("cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2")
+    assert desk.slurm.wait(job, 120)["JobState"] == "COMPLETED"
+    before = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    words = ["submit.py", f"resume={run_dir}", "trainer.max_steps=4"]
+    done = desk.python(*words, "cluster.partition=no")
+    assert done.returncode == 2 and {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
+    done = desk.python(*words, "--parsable")
+    assert done.returncode == 0, done.stderr
+    assert desk.slurm.wait(done.stdout.split()[0], 120)["JobState"] == "COMPLETED"
+    assert "step 4\n" in (run_dir / "verdict").read_text()
 
 
 @pytest.mark.soak

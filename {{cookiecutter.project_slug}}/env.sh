@@ -1,4 +1,4 @@
-# Activate this project's environment, in bash, for people and jobs alike:   source env.sh
+# Activate this project's environment, in bash or zsh, for people and jobs alike:   source env.sh
 #
 # 1. Load the machine's modules: run the lines of `setup` in configs/cluster/$CLUSTER.yaml or, if there is no such file,
 #    in src/hpc/jobs/cluster/$CLUSTER.yaml. The default is CLUSTER={{ cookiecutter.cluster }}. Jobs set it to "", as
@@ -13,8 +13,14 @@
 # such as a git worktree or the copy of a queued job, can share an environment. For a notebook, set PYTHONPATH=src or
 # run `pip install -e .` once.
 
-if [ -z "${BASH_VERSION:-}" ] || [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    echo "env.sh: this file must be sourced, from bash: source env.sh" >&2
+_env_file=''
+if [ -n "${BASH_VERSION:-}" ]; then
+    [ "${BASH_SOURCE[0]}" = "$0" ] || _env_file=${BASH_SOURCE[0]}
+elif [ -n "${ZSH_VERSION:-}" ]; then
+    case $ZSH_EVAL_CONTEXT in *:file) eval '_env_file=${(%):-%x}' ;; esac # bash cannot parse this
+fi
+if [ -z "$_env_file" ]; then
+    echo "env.sh: this file must be sourced, in bash or zsh: source env.sh (in another shell, type first: bash)" >&2
     return 1 2>/dev/null || exit 1
 fi
 
@@ -58,14 +64,15 @@ _env_set_up() {
 
 _env_main() {
     local here venv files marker marked='' made_as versions python=${PYTHON:-python3}
-    here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd) || return 1
+    [ -z "${ZSH_VERSION:-}" ] || emulate -L ksh # lines of `setup` are written for bash
+    here=$(CDPATH= cd -- "$(dirname -- "$_env_file")" >/dev/null && pwd) || return 1
     [ -z "${CLUSTER-{{ cookiecutter.cluster }}}" ] || _env_set_up "$here" "${CLUSTER-{{ cookiecutter.cluster }}}" || return 1
     venv=${VENV:-$here/.venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
     files=$(<"$here/pyproject.toml")$'\n'$(<"$here/constraints.txt") || return 1
     # One marker per project, as projects may share an environment. src/hpc/run/installation.py writes it: the path,
     # as environments cannot be moved, VERSIONS, and the two files.
-    [[ $files =~ $'\n'name\ =\ \"([^\"]*)\" ]] && marker=$venv/.complete-${BASH_REMATCH[1]} || return 1
+    marker=${files#*$'\n'name = \"} marker=$venv/.complete-${marker%%\"*}
     [ ! -r "$marker" ] || marked=$(<"$marker")
     made_as=${marked%%$'\n'*} versions=${marked#*$'\n'}
     versions=${VERSIONS:-${versions%%$'\n'*}}
@@ -99,12 +106,12 @@ _env_main() {
     # change when a run is resumed.
     export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
     # If it is active already, PATH stays as it is.
-    [ "${VIRTUAL_ENV:-}" = "$venv" ] && [ "$(type -P python)" = "$venv/bin/python" ] || source "$venv/bin/activate"
+    [ "${VIRTUAL_ENV:-}" = "$venv" ] && [ "$(command -v python)" = "$venv/bin/python" ] || source "$venv/bin/activate"
 }
 
 if _env_main; then
-    unset -f _env_print _env_setup_lines _env_set_up _env_main
+    unset -f _env_print _env_setup_lines _env_set_up _env_main && unset _env_file
 else
-    unset -f _env_print _env_setup_lines _env_set_up _env_main
+    unset -f _env_print _env_setup_lines _env_set_up _env_main && unset _env_file
     return 1
 fi

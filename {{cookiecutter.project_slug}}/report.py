@@ -12,6 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
+from hpc.run.interpreter import require_environment
+
+require_environment()
+
 from hpc.config import errors
 from hpc.report import overview
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
+from hpc.run.interpreter import require_environment
+
+require_environment()
+
 from hpc.config import errors
 from hpc.run import command_line
 from hpc.submit import options, queue_run
@@ -15,6 +19,7 @@ from hpc.submit import options, queue_run
 def main() -> None:
     arguments = options.parse_arguments(__doc__, sys.argv[1:])
     words = arguments.overrides
+    run_dir = command_line.resume_directory(words)
     submit_options = options.SubmitOptions(arguments.dry_run, arguments.parsable, arguments.wait)
     if arguments.render:  # modules that a new run does not need are imported below
         from hpc.submit import preset_scripts
@@ -29,7 +34,7 @@ def main() -> None:
 
         size = {"trials": arguments.trials, "at_once": arguments.at_once}
         job_array.submit_search(words, sampler=arguments.search, **size, options=submit_options)
-    elif run_dir := command_line.resume_directory(words):
+    elif run_dir:
         from hpc.submit import resubmit
 
         resubmit.resubmit(command_line.compose_parsed(arguments), run_dir, words=words, options=submit_options)

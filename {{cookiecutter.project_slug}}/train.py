@@ -7,6 +7,10 @@ from typing import Any
 # Import src/ beside this file, never an installed copy: a job runs its own copy of the code.
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
+from hpc.run.interpreter import require_environment
+
+require_environment()
+
 from omegaconf import DictConfig
 
 from hpc.config.build import build, build_data

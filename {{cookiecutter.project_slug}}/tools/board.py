@@ -12,6 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from hpc.run.interpreter import require_environment
+
+require_environment()
+
 from hpc.config import compose, conversion, errors, project
 from hpc.config.sections import ClusterConfig
 from hpc.report import tensorboard_command

@@ -11,6 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from hpc.run.interpreter import require_environment
+
+require_environment()
+
 from hpc.config import errors
 from hpc.launch import placement
 from hpc.monitor import network_check, network_check_command

@@ -1,8 +1,11 @@
-"""Write a run's weights as one safetensors file: python tools/export.py RUN_DIR OUT.safetensors [--step N | --best]
+"""Write a run's weights as one file, which needs no hpc: python tools/export.py RUN_DIR OUT [--step N | --best]
 
-Reads the newest complete checkpoint, of any strategy, with one tensor in memory at a time. With --hf, OUT is a new
-folder for `from_pretrained` of Hugging Face: the model with its config, its tokenizer, and adapters of peft merged into
-the weights.
+  OUT.ckpt         for Lightning: MyModule.load_from_checkpoint("OUT.ckpt"), trainer.test(module, ckpt_path="OUT.ckpt")
+  OUT.pt           the state_dict, for torch.load
+  OUT.safetensors  the same for any program, with one tensor in memory at a time
+
+Reads the newest complete checkpoint, of any strategy. With --hf, OUT is a new folder for `from_pretrained` of Hugging
+Face: the model with its config, its tokenizer, and adapters of peft merged into the weights.
 """
 
 import argparse
@@ -10,6 +13,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from hpc.run.interpreter import require_environment
+
+require_environment()
 
 from hpc.checkpoint import export
 from hpc.config import errors
@@ -30,7 +37,7 @@ def main() -> None:
         return
     if arguments.out.exists() and not arguments.force:
         rule = "must be a new file, and this one exists"
-        raise errors.ConfigError("OUT.safetensors", arguments.out, rule, "another name, or --force")
+        raise errors.ConfigError("OUT", arguments.out, rule, "another name, or --force")
     checkpoint, num_bytes = export.export(arguments.run, arguments.out, step=arguments.step, best=arguments.best)
     print(errors.make_printable(f"{arguments.out}: {num_bytes} bytes from {checkpoint}"))
 

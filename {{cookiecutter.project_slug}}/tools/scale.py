@@ -18,6 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from hpc.run.interpreter import require_environment
+
+require_environment()
+
 from hpc.config import errors
 from hpc.studies import scaling_study
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from test_weights import assert_same, deepspeed_by_hand
 from torch import Tensor
 
-from hpc.checkpoint import on_disk, weights
+from hpc.checkpoint import load_hooks, on_disk, weights
 from hpc.config.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -89,28 +89,28 @@ def test_the_file_holds_the_weights(run: Path, words: list, step: int, tmp_path:
 def test_the_best_one_of_a_copied_run(run: Path, tmp_path: Path) -> None:
     """Check a run copied by `scp -r`, which makes a folder of the link."""
     shutil.copytree(run, tmp_path / "moons")
-    done(tmp_path / "moons", tmp_path / "w", "--best")
-    assert_same(load_file(tmp_path / "w"), weights_of(5))
+    done(tmp_path / "moons", tmp_path / "w.safetensors", "--best")
+    assert_same(load_file(tmp_path / "w.safetensors"), weights_of(5))
 
 
 def test_tensors_begin_at_multiples_of_their_size(run: Path, tmp_path: Path) -> None:
-    done(run, tmp_path / "w")
-    start = 8 + int.from_bytes((tmp_path / "w").read_bytes()[:8], "little")
-    for name, entry in header(tmp_path / "w").items():
+    done(run, tmp_path / "w.safetensors")
+    start = 8 + int.from_bytes((tmp_path / "w.safetensors").read_bytes()[:8], "little")
+    for name, entry in header(tmp_path / "w.safetensors").items():
         if name != "__metadata__":
             assert (start + entry["data_offsets"][0]) % weights_of(1)[name].dtype.itemsize == 0, name
 
 
 def test_a_checkpoint_alone(run: Path, tmp_path: Path) -> None:
-    done(run / "checkpoints" / "best.ckpt", tmp_path / "a")
-    assert_same(load_file(tmp_path / "a"), weights_of(5))
+    done(run / "checkpoints" / "best.ckpt", tmp_path / "a.safetensors")
+    assert_same(load_file(tmp_path / "a.safetensors"), weights_of(5))
     torch.save({"state_dict": weights_of(3)}, tmp_path / "it.ckpt")
-    done(tmp_path / "it.ckpt", tmp_path / "b")
-    assert_same(load_file(tmp_path / "b"), weights_of(3))
+    done(tmp_path / "it.ckpt", tmp_path / "b.safetensors")
+    assert_same(load_file(tmp_path / "b.safetensors"), weights_of(3))
     folder = deepspeed_by_hand(tmp_path)
-    done(folder, tmp_path / "c")
-    assert_same(load_file(tmp_path / "c"), weights.read(folder))
-    assert "if --step or --best is given" in rejected(folder, tmp_path / "d", "--step", 3)
+    done(folder, tmp_path / "c.safetensors")
+    assert_same(load_file(tmp_path / "c.safetensors"), weights.read(folder))
+    assert "if --step or --best is given" in rejected(folder, tmp_path / "d.safetensors", "--step", 3)
 
 
 def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -119,41 +119,43 @@ def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    done(tmp_path / "run", tmp_path / "w")
+    done(tmp_path / "run", tmp_path / "w.safetensors")
     assert "step-000000002 is damaged" in capsys.readouterr().err
-    assert_same(load_file(tmp_path / "w"), weights_of(1))
-    assert "has changed since it was written" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
-    assert "has changed since it was written" in rejected(newest, tmp_path / "v")
+    assert_same(load_file(tmp_path / "w.safetensors"), weights_of(1))
+    assert "has changed since it was written" in rejected(tmp_path / "run", tmp_path / "v.safetensors", "--step", 2)
+    assert "has changed since it was written" in rejected(newest, tmp_path / "v.safetensors")
     (newest / "manifest.json").unlink()
-    assert "--step must be the step of a checkpoint" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
-    assert "must hold a best checkpoint" in rejected(tmp_path / "run", tmp_path / "v", "--best")
-    assert not (tmp_path / "v").exists()
+    assert "--step must be the step of a checkpoint" in rejected(
+        tmp_path / "run", tmp_path / "v.safetensors", "--step", 2
+    )
+    assert "must hold a best checkpoint" in rejected(tmp_path / "run", tmp_path / "v.safetensors", "--best")
+    assert not (tmp_path / "v.safetensors").exists()
 
 
 def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "w").write_text("mine")
-    assert "--force" in rejected(run, tmp_path / "w")
-    assert (tmp_path / "w").read_text() == "mine"
-    done(run, tmp_path / "w", "--force")
-    assert_same(load_file(tmp_path / "w"), weights_of(12))
+    (tmp_path / "w.safetensors").write_text("mine")
+    assert "--force" in rejected(run, tmp_path / "w.safetensors")
+    assert (tmp_path / "w.safetensors").read_text() == "mine"
+    done(run, tmp_path / "w.safetensors", "--force")
+    assert_same(load_file(tmp_path / "w.safetensors"), weights_of(12))
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:
-    assert "must be an existing" in rejected(tmp_path / "absent", tmp_path / "w")
+    assert "must be an existing" in rejected(tmp_path / "absent", tmp_path / "w.safetensors")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert "must hold a whole checkpoint" in rejected(tmp_path / "run", tmp_path / "w")
-    assert "No such file" in rejected(run, tmp_path / "absent" / "w")
+    assert "must hold a whole checkpoint" in rejected(tmp_path / "run", tmp_path / "w.safetensors")
+    assert "No such file" in rejected(run, tmp_path / "absent" / "w.safetensors")
     torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "complex")
-    assert "complex64" in rejected(tmp_path / "complex", tmp_path / "w")
-    assert not (tmp_path / "w").exists()
+    assert "complex64" in rejected(tmp_path / "complex", tmp_path / "w.safetensors")
+    assert not (tmp_path / "w.safetensors").exists()
 
 
 @pytest.mark.slow
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w"]
+    command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w.safetensors"]
     assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     again = subprocess.run(command, timeout=60, capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT.safetensors must be a new file")
+    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT must be a new file")
 
 
 def test_help_is_quick() -> None:
@@ -212,8 +214,100 @@ def least(tmp_path_factory: pytest.TempPathFactory) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("form", ["sharded", "file", "zero"])
 def test_memory_is_bounded(form: str, least: int, tmp_path: Path) -> None:
-    most = own_memory(large(form, tmp_path), tmp_path / "b")
-    assert (tmp_path / "b").stat().st_size > COUNT * MEGABYTES * 2**20
+    most = own_memory(large(form, tmp_path), tmp_path / "b.safetensors")
+    assert (tmp_path / "b.safetensors").stat().st_size > COUNT * MEGABYTES * 2**20
     assert most - least < COUNT * MEGABYTES / 4
-    found = load_file(tmp_path / "b")
+    found = load_file(tmp_path / "b.safetensors")
     assert all(bool((found[f"layer.{i}"] == i).all()) for i in range(COUNT))
+
+
+NET = """
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.demos.boring_classes import RandomDataset
+
+
+class Net(LightningModule):
+    def __init__(self, width: int, norm: str = "none") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(32, width)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).sum()
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/sum", self.layer(batch).sum())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["vocabulary"] = ["a", "b"]
+
+    def on_load_checkpoint(self, checkpoint):
+        self.vocabulary = checkpoint["vocabulary"]
+
+
+def loader():
+    torch.manual_seed(1)
+    return torch.utils.data.DataLoader(RandomDataset(32, 4), batch_size=2)
+"""
+# What a colleague types who has Lightning, the module and the file. -I and -S with one folder: nothing of the project.
+PLAIN = """
+import sys
+sys.path[:0] = [FOLDER, PACKAGES]
+import lightning as L, torch, net
+try:
+    import hpc
+    sys.exit("this interpreter can import hpc")
+except ImportError:
+    pass
+module = net.Net.load_from_checkpoint("out.ckpt")
+assert (module.hparams.width, module.hparams.norm, module.vocabulary) == (3, "batch", ["a", "b"])
+options = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+trainer = L.Trainer(accelerator="cpu", **options)
+fresh = net.Net(3)
+(metrics,) = trainer.test(fresh, net.loader(), ckpt_path="out.ckpt", verbose=False)
+other = net.Net(3)
+other.load_state_dict(torch.load("out.pt"))
+assert all(torch.equal(a, b) for a, b in zip(other.parameters(), module.parameters(), strict=True))
+print(metrics["test/sum"])
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_trainer_reads_it_without_this_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightning as L
+
+    (tmp_path / "net.py").write_text(NET)
+    net = runpy.run_path(str(tmp_path / "net.py"))
+    module = net["Net"](3, norm="batch")
+    options = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(accelerator="cpu", max_steps=2, **options)  # type: ignore[arg-type]
+    trainer.fit(module, net["loader"]())
+    checkpoint = trainer._checkpoint_connector.dump_checkpoint() | {"position": {"epoch": 0}, "attempt": 1}
+    final = on_disk.checkpoint_path(tmp_path / "run", 2)
+    part = on_disk.make_part_folder(final)
+    sharded(part, checkpoint.pop("state_dict"))
+    torch.save(checkpoint, part / load_hooks.REST_FILE)
+    note = {"step": 2, "attempt": 1, "strategy": "Single", "world_size": 1, "seconds": 0.1}
+    on_disk.publish(part, final, files=on_disk.checksums(part, on_disk.file_names(part)), details=note)
+    for name in ("out.ckpt", "out.pt"):
+        done(tmp_path / "run", tmp_path / name)
+    written = torch.load(tmp_path / "out.ckpt", weights_only=True)
+    assert not written.keys() & {"position", "attempt", "loops", "callbacks", "optimizer_states"}
+    assert written["global_step"] == 2
+    packages = Path(L.__file__).parents[1]
+    script = PLAIN.replace("FOLDER", repr(str(tmp_path))).replace("PACKAGES", repr(str(packages)))
+    plain = subprocess.run([sys.executable, "-I", "-S", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert plain.returncode == 0, plain.stderr
+    (metrics,) = trainer.test(module, net["loader"](), verbose=False)
+    assert float(plain.stdout.split()[-1]) == pytest.approx(metrics["test/sum"])
+
+
+def test_another_ending_is_a_sentence(run: Path, tmp_path: Path) -> None:
+    for name in ("w", "w.bin", "w.pth"):
+        assert "must end in .safetensors, .pt or .ckpt" in rejected(run, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    assert "must be a file that can be written" in rejected(run, tmp_path / "absent" / "w.ckpt")

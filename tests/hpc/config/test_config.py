@@ -151,7 +151,7 @@ REFUSALS = [
     (
         ["strategy=deepspeed_zero2", "callbacks=finetune"],
         "callbacks.finetune",
-        "it releases whole parameters later",
+        "DeepSpeed trains no parameters that are released later",
     ),
     (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
     (["data=images"], "data.dir", "must have a value, as it has no default"),
@@ -178,6 +178,9 @@ REFUSALS = [
     (["cluster.login_host=$(reboot)"], "cluster.login_host", "letters, digits, dots and dashes"),
     (["cluster.login_host=-oProxyCommand=x"], "cluster.login_host", "letters, digits, dots and dashes"),
     (["cluster.login_host=ana@login.site"], "cluster.login_host", "without user@"),
+    (["cluster.node_local='$(reboot)'"], "cluster.node_local", "cluster.node_local='$TMPDIR'"),
+    (["cluster.node_local='/tmp/`id`'"], "cluster.node_local", "$NAME or ${NAME}"),
+    (["cluster.node_local='/a\"; reboot; \"'"], "cluster.node_local", "$NAME or ${NAME}"),
     (["faults.nonfinite=ignore"], "faults.nonfinite", "stop, skip, rollback"),
     (["faults.nonfinite=skip", "model.optimizer.fused=false"], "faults.nonfinite", "unless the optimizer is fused"),
     (["faults.nonfinite=skip", "strategy=deepspeed_zero1"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from test_bad_input import STRANGER
 from test_bad_input import words as stranger_words
 from torchmetrics import MeanMetric
 
-from hpc.data.even_batches import suppressed
+from hpc.data.without_trace import without_trace
 
 # Replaces the shipped data: a training stream of 50 samples that ranks share out unequally, and evaluations with fewer
 # batches on some ranks. Each rank notes the samples of its evaluation that it counts.
 UNEVEN = """
-import os, lightning as L, torch
+import os, lightning as L, numpy as np, torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from my_research.data import digits
 
@@ -57,23 +57,65 @@ class Uneven(L.LightningDataModule):
         return DataLoader(Stream(), batch_size=6)  # 25 samples on each rank: five batches
 
 digits.Digits = Uneven
+from collections import Counter
 from my_research.module import Classifier
 
-def evaluate(self, stage, batch):
+class Meter:
+    __module__ = "my_research.meters"
+
+    def __init__(self):
+        self.total = 0
+
+class Hooked(L.Callback):
+    __module__ = "my_research.callbacks"
+    num = 0
+
+    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.num += len(batch[0])
+
+def setup(self, stage):
     if not hasattr(self, "seen"):
-        self.seen = []
+        self.seen, self.correct, self.by_name, self.meter, self.array = [], 0, Counter(), Meter(), np.zeros(1)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.nested = {"more": [torch.zeros(2)]}
+        self.hooked = 0
+
+def evaluate(self, stage, batch):
+    num = len(batch[0])
     self.seen.append(batch[0])
+    self.correct += num
+    self.by_name["all"] += num
+    self.meter.total += num
+    self.array += num
+    self.count += num
+    self.nested["more"][0] += num
+    for digit in batch[1].unique():  # other names on each rank
+        of_digit = batch[0][batch[1] == digit]
+        self.log(f"{stage}/class{int(digit)}", of_digit.mean(), sync_dist=True, batch_size=len(of_digit))
     loss = self.loss(self(batch[0]), batch[1])
     self._log_mean(f"{stage}/loss", self.means[f"{stage}_loss"], batch[0].mean(), torch.tensor(len(batch[0])))
 
 def on_validation_end(self):
     print("SEEN", [int(x) for images in self.seen for x in images[:, 0, 0, 0]], flush=True)
     self.seen.clear()
+    counted = self.correct, self.by_name["all"], self.meter.total, self.array[0], self.count, self.nested["more"][0][1]
+    hooked = next(callback for callback in self.trainer.callbacks if type(callback).__name__ == "Hooked")
+    print("COUNTED", [int(number) for number in (*counted, self.hooked, hooked.num)], flush=True)
 
-Classifier._evaluate, Classifier.on_validation_end = evaluate, on_validation_end
+def on_validation_batch_end(self, outputs, batch, batch_idx):
+    self.hooked += len(batch[0])
+
+Classifier._evaluate, Classifier.on_validation_end, Classifier.setup = evaluate, on_validation_end, setup
+Classifier.on_validation_batch_end = on_validation_batch_end
+Classifier.configure_callbacks = lambda self: [Hooked()]
 """
 WORDS = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=64-true", "trainer.max_epochs=1"]
-WORDS += ["+trainer.num_sanity_val_steps=0", "callbacks.progress=null", "callbacks.samples=null"]
+WORDS += [
+    "+trainer.num_sanity_val_steps=0",
+    "data.stream_splits=nothing",
+    "callbacks.progress=null",
+    "callbacks.samples=null",
+]
 
 
 @pytest.mark.slow
@@ -85,6 +127,10 @@ def test_ranks_with_fewer_batches_compute_along_and_count_nothing(
     seen = [list(map(int, re.findall(r"\d+", line))) for line in output.splitlines() if line.startswith("SEEN")]
     assert sorted(map(len, seen)) == [4, 6] and Counter(seen[0] + seen[1]) == dict.fromkeys(range(10), 1)
     assert re.search(r"test/loss 24\.5000", output), output[-500:]  # the mean of 0 to 49
+    counted = [list(map(int, re.findall(r"\d+", line))) for line in output.splitlines() if line.startswith("COUNTED")]
+    assert sorted(counted) == [[4] * 8, [6] * 8]
+    for digit in range(10):  # of the samples 3, 13, ... 43: names that one rank has logged, and the other has not
+        assert re.search(rf"test/class{digit} {20 + digit}\.0000", output), output[-2000:]
     assert "5 batches of Pairs are shared out among 2 ranks in turns" in output
 
 
@@ -130,14 +176,25 @@ def test_means_of_samples_are_the_same_for_any_batch_size_and_number_of_ranks(
     assert metrics[1:] == [pytest.approx(metrics[0], rel=0, abs=1e-9)] * len(LAYOUTS)
 
 
-def test_a_suppressed_step_leaves_no_trace() -> None:
+def test_a_step_without_a_trace() -> None:
     module = L.LightningModule()
-    module.mean, module.outputs = MeanMetric(), []
-    with suppressed(module):
+    module.mean, module.outputs, module.norm = MeanMetric(), [], torch.nn.BatchNorm1d(2)
+    module.number, module.of_class, module.matrix = 1, defaultdict(int), torch.eye(2)
+    large = torch.zeros(1 << 19)  # 2 MiB
+    module.gathered = [large]
+    with without_trace(module):
         module.mean.update(torch.tensor(3.0))
         module.mean(torch.tensor(3.0))
-        module.log("loss", 1.0)
         module.outputs.append(1)
-    assert module.outputs == [] and not module.mean.update_called
+        module.norm(torch.rand(3, 2))
+        module.number += 1
+        module.of_class["a"] += 1
+        module.matrix[0] += 1
+        module.new = 1
+        module.gathered.append(torch.zeros(1))
+    assert module.outputs == [] and not module.mean.update_called and not module.of_class and module.number == 1
+    assert torch.equal(module.matrix, torch.eye(2)) and not hasattr(module, "new")
+    assert torch.equal(module.norm.running_mean, torch.zeros(2)) and int(module.norm.num_batches_tracked) == 0
+    assert len(module.gathered) == 1 and module.gathered[0] is large
     module.mean.update(torch.tensor(2.0))
     assert module.mean.compute() == 2.0

@@ -37,10 +37,12 @@ class Net(L.LightningModule):
         torch.manual_seed(3)
         self.first, self.second, self.mean = nn.Linear(3, 5), nn.Linear(5, 1), MeanMetric().set_dtype(torch.float64)
         self.automatic_optimization, self.at_steps = not manual, []
+        self.num_steps = 0  # that a rank without a sample makes, too
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = (self.second(self.first(batch[0]).tanh()) - batch[1]).square().mean()
         self.mean.update(loss.detach(), len(batch[0]))
+        self.num_steps += 1
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         if not self.automatic_optimization:
             optimizer, schedule = self.optimizers(), self.lr_schedulers()
@@ -94,6 +96,7 @@ def fit(
     return {
         "weights": torch.cat([weight.detach().flatten() for weight in weights]).tolist(),
         "steps": trainer.global_step,
+        "steps that the module counts": module.num_steps,
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "mean of the epoch": float(trainer.callback_metrics["loss_epoch"]),
         "metric": float(module.mean.compute()),

@@ -99,7 +99,7 @@ def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypat
     assert "cluster.node_local='$TMPDIR'" in rejected(
         file_checks.check_packed_images, "packed", file=images, stage=True
     )
-    with pytest.raises(ConfigError, match="is expanded to ''"):
+    with pytest.raises(ConfigError, match=r"is expanded to '\$NOT_SET_HERE'"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)
     text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}

@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
-from hpc.data import noted_batches, shared_loaders
+from hpc.data import loader_agreement, noted_batches, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.state import batch_effects
 from hpc.training import predictions
@@ -198,8 +198,12 @@ def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[...
 def test_a_stream_is_shared_out_and_resumed_at_its_sample(start: Callable[..., str], tmp_path: Path) -> None:
     words = [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=2", "trainer.max_steps=7"]
     patch = stock(tmp_path, True) + TRAINED.replace("FOLDER", str(tmp_path))
+    rejected = start(tmp_path / "rejected", 2, words, patch=patch, code=2)
+    assert "data.stream_splits must say who splits the samples of Stream (train) among 2 ranks" in rejected
+    assert "data.stream_splits=ranks if" in rejected and "Traceback" not in rejected and not noted(tmp_path, "trained")
+    words += ["data.stream_splits=nothing"]
     output = start(tmp_path / "run", 2, words, stop_at=2, patch=patch)
-    assert "the stream Stream: shared out among 2 ranks in 2 parts; it has no state_dict()" in output
+    assert "the stream Stream: its samples are shared out in turns among 2 parts; it has no state_dict()" in output
     start(tmp_path / "run", 2, [], patch=patch)
     first, second = noted(tmp_path, "trained")
     assert sorted(first[:25] + second[:25]) == list(range(50)) and first[25:49] == first[:24]
@@ -588,10 +592,10 @@ def test_a_sampler_without_an_end_is_taken_in_turns() -> None:
 
 
 def test_a_loader_of_unknown_length_on_one_rank_is_named_with_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_loaders, "_extremes", lambda number, group: (-1, number))  # without another rank
+    monkeypatch.setattr(loader_agreement, "extremes", lambda number, group: (-1, number))  # without another rank
     words = r"\(test\).* it has an unknown number on one and 3 on another"
     with pytest.raises(ConfigError, match=words):
-        shared_loaders.reject_differing_orders(DataLoader([1, 2, 3]), "a group", split="test")  # type: ignore[arg-type]
+        loader_agreement.reject_differing_orders(DataLoader([1, 2, 3]), "a group", split="test")  # type: ignore[arg-type]
 
 
 def test_samples_that_are_batches_are_taken_in_turns() -> None:

@@ -220,7 +220,10 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
     assert torch.equal(torch.rand(2, generator=again.generators[1]), torch.rand(2, generator=torchs))
     assert again.odd == {}
     told = capfd.readouterr().out.splitlines()
-    assert "a checkpoint cannot hold these attributes, so they start anew: odd." in told[1] and "odd" not in told[0]
+    assert (
+        "a checkpoint cannot hold these attributes, so they start anew in a resumed run: odd." in told[1]
+        and "odd" not in told[0]
+    )
 
 
 def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> None:
@@ -232,7 +235,10 @@ def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> Non
     state = attributes.find_changed(trainer, module, initial=before)
     dataset.stage = 0
     attributes.restore(trainer, module, changed=state)
-    assert "a checkpoint cannot hold these attributes, so they start anew: stage, rng." in capfd.readouterr().out
+    assert (
+        "a checkpoint cannot hold these attributes, so they start anew in a resumed run: stage, rng."
+        in capfd.readouterr().out
+    )
     assert dataset.stage == 0
 
 
@@ -348,8 +354,8 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
     module.later = torch.optim.SGD(module.parameters(), 0.1)
     carried(module, again, before)
     anew, unseen = capfd.readouterr().out.splitlines()
-    assert "so they start anew: numbers, act, late, later, ring." in anew
-    assert "nobody can see whether training had changed them: batches." in unseen
+    assert "so they start anew in a resumed run: numbers, act, late, later, ring." in anew
+    assert "nobody can see whether training changes them: batches." in unseen
     assert again.late is again.later is None
 
 
@@ -384,7 +390,7 @@ def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: py
     module.trains()
     carried(module, again, before)
     *_, functions, layers = capfd.readouterr().out.splitlines()
-    assert "so they start anew: loss_fn, activation." in functions
+    assert "so they start anew in a resumed run: loss_fn, activation." in functions
     told = "body.1, forward pre-hooks of body, forward hooks of head, backward hooks of head.weight"
     assert f"these layers and hooks, which a checkpoint does not hold, so they start anew: {told}." in layers
     again = Layered()

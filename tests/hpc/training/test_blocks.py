@@ -1,5 +1,6 @@
 """Check which parts of a researcher's module are taken as its blocks, and what a strategy does without any."""
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import lightning as L
@@ -40,7 +41,18 @@ def test_a_list_called_blocks_comes_first_and_a_path_before_it() -> None:
     network.blocks = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 4)])  # not even equal
     assert find_blocks(module(network)).paths == ("network.blocks",)
     both = find_blocks(module(network), ["network.encoder", "network.decoder"])
-    assert len(both.modules) == 5 and str(both) == "network.encoder and network.decoder (5 Sequential)"
+    assert len(both.modules) == 5 and str(both) == "network.encoder, network.decoder (5 Sequential)"
+
+
+def test_lists_like_the_found_one_join_it() -> None:
+    """A teacher's blocks are sharded as the student's are, so that each parameter meets its own kind in an average."""
+    holder = module(EncoderDecoder())
+    holder.teacher = deepcopy(holder.network)
+    assert find_blocks(holder).paths == ("network.decoder", "teacher.decoder")
+
+
+def test_an_empty_list_of_paths_means_no_blocks() -> None:
+    assert find_blocks(module(EncoderDecoder()), []) is None
 
 
 def test_parts_that_are_unequal_or_without_weights_are_no_blocks() -> None:

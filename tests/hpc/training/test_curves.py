@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc.training.curves import Curves, has_point, mean_over_micro_batches, select_scalars, start_reduction
+from hpc.training.loggers import flush, tolerate_failures
 
 
 class Logger(L.pytorch.loggers.CSVLogger):
@@ -204,12 +205,47 @@ def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
 
 
 @pytest.mark.soak
-def test_ranks_are_averaged(together: Any) -> None:
-    assert together(_read, 3) == [[2.0, 20.0]] * 3
+def test_ranks_are_averaged_by_name(together: Any) -> None:
+    """Ranks that return their scalars in another order, or other ones, or none, wait for nobody."""
+    assert together(_read, 3) == [[[2.0, 20.0, 7.0, 3.0], ["a", "b", "lonely", "train/loss", "train/other"]]] * 3
 
 
-def _read(rank: int) -> list[float]:
+def _read(rank: int) -> list[Any]:
     numbers = {"train/loss": torch.tensor(rank + 1.0), "train/other": torch.tensor(10.0 * (rank + 1))}
-    read = start_reduction(0, numbers, host_values={"lr": 0.1}).wait_for_means()
+    if rank == 1:
+        numbers = {"lonely": torch.tensor(7.0), **dict(reversed(numbers.items()))}
+    read, new = _point(numbers, [])
     assert dist.get_world_size() == 3 and read["lr"] == 0.1
-    return [read["train/loss"], read["train/other"]]
+    also_read, newer = _point({"a": torch.tensor(3.0)} if rank else {}, new)
+    last, _ = _point({"b": torch.tensor(3.0), "a": torch.tensor(1.0)} if rank == 2 else {}, sorted({*new, *newer}))
+    assert also_read["a"] == 3.0 and last == {"a": 1.0, "b": 3.0, "lr": 0.1}
+    return [[read["train/loss"], read["train/other"], read["lonely"], last["b"]], sorted({*new, *newer, "b"})]
+
+
+def _point(numbers: dict[str, Tensor], agreed: list[str]) -> tuple[dict[str, float], list[str]]:
+    point = start_reduction(0, numbers, agreed=agreed, one=torch.tensor(1.0), host_values={"lr": 0.1})
+    return point.wait_for_means(), point.new_names
+
+
+class Broken(Logger):
+    """A logger whose service has ended."""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        raise ConnectionError("the service has ended")
+
+    def save(self) -> None:
+        raise OSError("no space left on device")
+
+
+def test_a_logger_that_fails_is_told_once_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    broken, other = Broken(tmp_path), Logger(tmp_path / "other")
+    tolerate_failures([broken])
+    other.trainer = L.Trainer(
+        accelerator="cpu", logger=[broken, other], enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[Curves()], max_steps=3, log_every_n_steps=1,
+    )  # fmt: skip
+    other.trainer.fit(Logs(), torch.ones(3))
+    flush([broken])
+    assert other.trainer.global_step == 3 and len(other.seen) > 3
+    warning = "warning: Broken cannot write: OSError: no space left on device. Training goes on"
+    assert capsys.readouterr().out.count(warning) == 1

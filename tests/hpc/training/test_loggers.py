@@ -4,17 +4,19 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fork import scalars
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from hpc.checkpoint.on_disk import Checkpoint
+from hpc.config import compose
 from hpc.config.errors import ConfigError
-from hpc.training import log_positions, loggers, skipped_samples
+from hpc.training import log_positions, loggers, record, skipped_samples
 
 WORDS = [
     "trainer=cpu",
@@ -47,6 +49,23 @@ def tables(run_dir: Path) -> list[list[tuple[str, ...]]]:
         kept = [{key: value for key, value in row.items() if value and not key.startswith("perf/")} for row in rows]
         found.append(sorted(tuple(f"{k}={v}" for k, v in sorted(row.items())) for row in kept if len(row) > 1))
     return found
+
+
+class Elsewhere(Logger):
+    """A logger as Lightning's for W&B, MLflow, Comet and Neptune are: a subclass of its base class."""
+
+    name, version, params = "elsewhere", "1", None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        self.params = params
+
+
+def test_any_logger_gets_the_config() -> None:
+    logger, cfg = Elsewhere(), compose.compose_overrides(["seed=7"])
+    record.log_config(SimpleNamespace(loggers=[logger]), cfg)  # type: ignore[arg-type]
+    assert logger.params and (logger.params["seed"], logger.params["trainer"]["precision"]) == (7, "32-true")
 
 
 @pytest.mark.soak

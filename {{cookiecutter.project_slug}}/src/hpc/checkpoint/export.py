@@ -1,17 +1,26 @@
-"""Export a run's weights to one file: choose the checkpoint, and note its origin in the file."""
+"""Export a run's weights to one file, which other programs read: choose the checkpoint, and the form by its name."""
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.run import attempt_log
 
+SUFFIXES = (".safetensors", ".pt", ".ckpt")
+# Entries of a checkpoint that only resuming needs.
+OF_THE_RUN = {"loops", "callbacks", "optimizer_states", "lr_schedulers", "position", "scheduled", "unused", "attempt"}
+OF_THE_RUN |= {"averaged", "averaged_since", "MixedPrecision", "state_dict"}
+
 
 def export(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> tuple[Path, int]:
-    """Write the weights of a run as a safetensors file; return the checkpoint that they come from, and their bytes.
+    """Write the weights of a run as one file; return the checkpoint that they come from, and the bytes of the file.
 
     Args:
+        out: its name decides: `.safetensors`, with one tensor in memory at a time; `.pt`, a state_dict; `.ckpt`, a
+            checkpoint of weights as Lightning's own, for `load_from_checkpoint` and a plain Trainer.
         run: a run directory, or a checkpoint.
         step: the checkpoint of this step, not the newest.
         best: the best checkpoint, not the newest.
@@ -19,10 +28,43 @@ def export(run: Path, out: Path, *, step: int | None = None, best: bool = False)
     Raises:
         ConfigError: there is no such checkpoint, it is damaged, or the file cannot be written.
     """
+    if out.suffix not in SUFFIXES:
+        rule = f"must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, which says what is written"
+        raise ConfigError("OUT", out, rule, f"{out}.ckpt for Lightning's load_from_checkpoint")
     path = choose_checkpoint(run, step=step, best=best)
     from hpc.checkpoint import safetensors_file, weights  # torch from here on
 
-    return path, safetensors_file.write(weights.saved_tensors(path), out, notes=_origin(run, path))
+    if out.suffix == ".safetensors":
+        return path, safetensors_file.write(weights.saved_tensors(path), out, notes=_origin(run, path))
+    state = weights.read(path)
+    return path, _write(_as_lightning(path, state) if out.suffix == ".ckpt" else state, out)
+
+
+def _as_lightning(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what Lightning's `save_checkpoint(weights_only=True)` would write, with what the module's hooks added."""
+    from importlib.metadata import version
+
+    from hpc.checkpoint import load_hooks
+
+    rest = load_hooks.read_rest(path)
+    step = getattr(on_disk.read_manifest(path), "step", 0)
+    defaults = {"epoch": 0, "global_step": step, "pytorch-lightning_version": version("lightning")}
+    return defaults | {key: value for key, value in rest.items() if key not in OF_THE_RUN} | {"state_dict": state}
+
+
+def _write(content: dict[str, Any], out: Path) -> int:
+    import torch
+
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        torch.save(content, temporary)
+        temporary.replace(out)
+        return out.stat().st_size
+    except (OSError, RuntimeError) as error:  # torch raises the latter where it cannot create a file
+        rule, given = "must be a file that can be written", f"{out} ({error})"
+        raise ConfigError("OUT", given, rule, "a file in a directory with space for it") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def choose_checkpoint(run: Path, *, step: int | None = None, best: bool = False) -> Path:

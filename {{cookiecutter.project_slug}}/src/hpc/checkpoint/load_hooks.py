@@ -54,9 +54,7 @@ def load_trained(module: nn.Module, path: Path) -> dict[str, Any]:
         ConfigError: it is no readable checkpoint, or one of another model.
     """
     weights.saved_tensors(path)  # first, as it says what is wrong with a file
-    file = path if path.is_file() else path / REST_FILE
-    with safe_unpickle.convert_unpickling_errors(path, "ckpt"):
-        rest = safe_unpickle.load_plain(file) if file.is_file() else {}
+    rest = read_rest(path)
     if not is_overridden("on_load_checkpoint", module) or (path.is_file() and "state_dict" not in rest):
         weights.load(module, path)
         return rest
@@ -64,6 +62,13 @@ def load_trained(module: nn.Module, path: Path) -> dict[str, Any]:
     module.on_load_checkpoint(checkpoint)  # type: ignore[operator]
     load_weights(module, checkpoint["state_dict"])
     return checkpoint
+
+
+def read_rest(path: Path) -> dict[str, Any]:
+    """Return all of a checkpoint but the tensors of a folder; {} where it has nothing else. Raises `ConfigError`."""
+    file = path if path.is_file() else path / REST_FILE
+    with safe_unpickle.convert_unpickling_errors(path, "ckpt"):
+        return safe_unpickle.load_plain(file) if file.is_file() else {}
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from hpc.config.errors import ConfigError, require_at_least
 from hpc.config.sections import derive_layout
 
 GLOBAL, PER_DEVICE = "global_batch_size", "batch_size"
+OF_LOADERS = "stream_splits"  # a key of `data` that its class does not take
 
 
 def check_batch_size(cfg: DictConfig) -> None:
@@ -40,11 +41,12 @@ def check_batch_size(cfg: DictConfig) -> None:
 
 
 def with_class_batch_size(node: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
-    """Return the node `data` with the size under the name that its class takes.
+    """Return the arguments of the data's class: the node `data` with the size under the name that this takes.
 
     Args:
         node: `cfg.data` as a plain container.
     """
+    node = {key: value for key, value in node.items() if key != OF_LOADERS}
     taken = signatures.read_signature(node["_target_"]).parameters
     given = [key for key in (GLOBAL, PER_DEVICE) if node.get(key) is not None]
     node = {key: value for key, value in node.items() if key not in (GLOBAL, PER_DEVICE) or key in [*given, *taken]}

@@ -7,6 +7,7 @@ from traceback import walk_tb
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config import batch_size, freezing
 from hpc.config.errors import ConfigError, first_line, make_printable
@@ -60,7 +61,11 @@ def _describe_arguments(node: Any, error: BaseException) -> str:
     files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if target in file.read_text(errors="replace")]
     place = ", ".join(str(file.relative_to(CONFIGS.parent)) for file in files[:3]) or "the config"
     key = ".".join(filter(None, [section, path[1] if path else ""]))
-    arguments = textwrap.indent(freezing.to_frozen_yaml(part), "    ")
+    try:
+        text = freezing.to_frozen_yaml(part)
+    except OmegaConfBaseException:  # by itself, the part lacks what its references lead to
+        text = OmegaConf.to_yaml(part)
+    arguments = textwrap.indent(text, "    ")
     return make_printable(f"The arguments are those of {key or target} ({place}):\n{arguments}")
 
 

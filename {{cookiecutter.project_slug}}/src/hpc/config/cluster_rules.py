@@ -51,6 +51,7 @@ def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
     _check_one_word_keys(cluster)
     check_login_host(cluster.login_host)
     _check_one_line_keys(cluster)
+    check_node_local(cluster.node_local)
     _check_options(cluster)
     _check_environment(cluster)
     _check_time(cluster)
@@ -97,6 +98,13 @@ def _check_one_line_keys(cluster: ClusterConfig) -> None:
         if not isinstance(line, str) or CONTROL_CHARACTERS.search(line) or "\n" in line:
             rule = "must be text of one line, without control characters; options and setup are lists of such lines"
             raise ConfigError(f"cluster.{key}", repr(line), rule, "one list entry per line")
+
+
+def check_node_local(folder: str | None) -> None:
+    """Check the folder on a node. It stands between double quotes in job scripts, and bash must run nothing in it."""
+    if folder and not re.fullmatch(r'(?:[^"`\\$]|\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})*', folder, re.ASCII):
+        rule = "must be a folder, in which $NAME or ${NAME} stands for an environment variable"
+        raise ConfigError("cluster.node_local", repr(folder), rule, "cluster.node_local='$TMPDIR'")
 
 
 def _check_options(cluster: ClusterConfig) -> None:

@@ -24,7 +24,7 @@ def to_dataclass(schema: type[T], node: DictConfig, *, name: str, allow_other_ke
         ConfigError: a key that the dataclass does not have, a missing key, or a value of another type.
     """
     if not isinstance(node, DictConfig):
-        raise ConfigError(name, node, "must be a group of keys", f"the command without {name}=, or ~{name}")
+        raise ConfigError(name, node, "must be a group of keys", f"the command without {name}=")
     types = {field.name: field.type for field in fields(schema)}  # type: ignore[arg-type]
     for key in map(str, node):
         if key not in types and not allow_other_keys:

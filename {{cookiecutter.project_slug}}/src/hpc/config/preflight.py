@@ -63,6 +63,7 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     strategy_rules.check_model_network(strategy, cfg)
     section_rules.check_network_sizes(cfg)
     batch_size.check_batch_size(cfg)
+    section_rules.check_stream_splits(cfg)
     section_rules.check_monitor(cfg)
     section_rules.check_loggers(cfg)
     for key, node in _find_targets(cfg, ["data"] if needs_data else []):

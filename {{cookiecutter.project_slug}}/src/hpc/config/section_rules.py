@@ -18,6 +18,7 @@ from hpc.config.errors import (
     require_positive,
 )
 from hpc.config.sections import (
+    STREAM_SPLITS,
     CheckpointConfig,
     ClusterConfig,
     FaultsConfig,
@@ -31,7 +32,7 @@ SKIPPING_NEEDS_FUSED = (
     "must not be skip unless the optimizer is fused, as only a fused optimizer can skip an update on the GPU"
 )
 _SAVES = (
-    "The project itself must write the checkpoints, whole or not at all, as it resumes from them",
+    "An error must not be followed by a save: ranks may be at different steps, and would wait for each other",
     "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
 )
 _SEARCHES = (
@@ -43,7 +44,7 @@ _RENAMES = (
     "callbacks.{}=null; prune the trained network of the run's best checkpoint",
 )
 # Callbacks of Lightning that do not work here: the name of the class → rule, fix.
-UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "OnExceptionCheckpoint": _SAVES}
 UNSUPPORTED_CALLBACKS |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 LOGGER_EXTRAS = ("mlflow", "wandb")  # by a part of the logger's name
 MAX_HANG_MINUTES = 60 * 24 * 365  # timers take no more than some hundred years
@@ -156,6 +157,12 @@ def check_class_named(cfg: DictConfig, section: str) -> None:
         rule = f"must name its class in the key _target_; it has {keys}"
         fix = f"a line _target_: <package.module.Class> in its file of configs/{section}"
         raise ConfigError(section, None, rule, fix)
+
+
+def check_stream_splits(cfg: DictConfig) -> None:
+    """Check the word that says who splits a home-made stream."""
+    if (splits := cfg.data.get("stream_splits")) is not None:
+        require_one_of("data.stream_splits", str(splits), choices=list(STREAM_SPLITS))
 
 
 def check_callbacks(cfg: DictConfig) -> None:

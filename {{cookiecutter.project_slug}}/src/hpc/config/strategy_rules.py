@@ -61,9 +61,9 @@ def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig
 def _check_weight_callbacks(strategy: StrategyConfig, *, cfg: DictConfig) -> None:
     """Check the strategy of callbacks that freeze weights, or average them."""
     for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
-        if node["_target_"].endswith("Finetuning") and strategy.kind not in ("single", "ddp"):
-            rule = f"must be used with strategy=single or ddp, not {strategy.name}: it releases whole parameters later"
-            raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")
+        if node["_target_"].endswith("Finetuning") and strategy.kind == "deepspeed":
+            rule = "must be used without DeepSpeed: DeepSpeed trains no parameters that are released later"
+            raise ConfigError(key, None, rule, f"strategy=ddp or fsdp, or {key}=null")
         if node["_target_"].endswith("WeightAveraging") and strategy.kind not in ("single", "ddp"):
             rule = f"must be used with strategy=single or ddp, not {strategy.name}: it averages whole weights"
             raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")

@@ -73,6 +73,9 @@ def check_trainer_arguments(cfg: DictConfig) -> None:
         rule = "must be false: a run cannot be saved and resumed without callbacks"
         fix = "callbacks=null logger=null, which leaves out all others; trainer.fast_dev_run=true tries a few batches"
         raise ConfigError("trainer.barebones", True, rule, fix)
+    if trainer.get("use_distributed_sampler"):
+        rule = "must be false, as the samples are shared out among the ranks already"
+        raise ConfigError("trainer.use_distributed_sampler", True, rule, "trainer.use_distributed_sampler=false")
     _check_devices(trainer.get("devices"), accelerator=trainer.get("accelerator"))
     _check_strategy(trainer.get("strategy"))
 
@@ -84,7 +87,7 @@ def _check_devices(devices: Any, *, accelerator: Any) -> None:
         fix = f"CUDA_VISIBLE_DEVICES={','.join(indices)} python train.py ... trainer.devices={max(len(indices), 1)}"
         raise ConfigError("trainer.devices", str(devices), rule, fix)
     if devices == "auto":
-        rule = "must be a number here: neither the cluster's file nor a process that trains says how many a node has"
+        rule = "must be a number here, as the cluster's file does not say how many a node has (train.py itself counts)"
         fix = "trainer.devices=<devices per node>" + ("; trainer=cpu trains without" if accelerator == "gpu" else "")
         raise ConfigError("trainer.devices", devices, rule, fix)
 

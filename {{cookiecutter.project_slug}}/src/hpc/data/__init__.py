@@ -9,7 +9,7 @@ Others use
     batch_contents      the number of samples of a batch of any kind
     pending_batches     what an interrupted prediction has still to compute
     same_data           a comparison of the data with those of the last checkpoint
-    shared_loaders      a researcher's own loaders, shared out among ranks
+    shared_loaders, loader_agreement    a researcher's own loaders, shared out among ranks, which must agree on them
     staging, staging_progress       copies of packed files on a node's own storage
 It needs config, launch, run, state and system. Modules that say so import no torch: the login node runs them.
 """

@@ -37,7 +37,7 @@ class DataModule(L.LightningDataModule):
             gathered from memory are faster without.
         num_ahead: batches that a thread fetches ahead for a GPU if there are no workers; 0: none.
         stage: copy the files of `files_to_stage` to `node_local` before training.
-        node_local: a folder on the node's own storage, in the syntax of bash.
+        node_local: a folder on the node's own storage; may contain $VARIABLES.
     """
 
     num_draws = 0  # random numbers per sample that `augment` needs

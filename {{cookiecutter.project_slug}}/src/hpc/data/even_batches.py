@@ -1,19 +1,15 @@
 """Loaders that may have different numbers of batches on each rank, so that ranks would wait for each other for ever.
 
 In training all ranks end an epoch together, with the first that has no batch left. In an evaluation a rank that is done
-gets its last batch again until all are done; `suppressed` keeps what it then computes out of all metrics and logs.
+gets its last batch again until all are done, and computes along without a trace.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
-from torchmetrics import Metric, MetricCollection
 
 END = object()
 
@@ -35,6 +31,8 @@ class EvenBatches:
         self._has_noted_rest = False
         length = sized_len(loader)
         self._length = None if length is None else self._over_ranks(length)
+        if not repeats_last and length != self._length:  # Lightning asks for no batch beyond the length
+            self._note_rest(self._length, is_left=True)
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # missing in a copy that is being made
@@ -61,13 +59,17 @@ class EvenBatches:
             number, batch = (number, batch) if own is END else (number + 1, own)
             yield batch
 
+    def is_own(self, batch_idx: int) -> bool:
+        """Return whether a batch is this rank's, and not one with which it only computes along."""
+        return self.num_own is None or batch_idx < self.num_own
+
     def _over_ranks(self, number: int) -> int:
         """Return the largest number of all ranks; of a training the smallest."""
         tensor = torch.tensor([number])
         dist.all_reduce(tensor, dist.ReduceOp.MAX if self.repeats_last else dist.ReduceOp.MIN, group=self.group)
         return int(tensor)
 
-    def _note_rest(self, number: int, *, is_left: bool) -> None:
+    def _note_rest(self, number: int | None, *, is_left: bool) -> None:
         """Print once that an epoch of training has ended before this rank's last batch."""
         if is_left and not self._has_noted_rest:
             self._has_noted_rest = True
@@ -84,38 +86,3 @@ class EvenBatches:
         shared = [None if own is END else own]
         dist.broadcast_object_list(shared, int(torch.cat(has_batches).argmax()), group=self.group)
         return shared[0] if own is END else own
-
-
-@contextmanager
-def suppressed(module: Any, *, has_logged: bool = True) -> Iterator[None]:
-    """Let a step of a module compute, but neither log nor update metrics, nor grow the lists that it keeps.
-
-    Args:
-        has_logged: this rank has logged in a step of its own. Otherwise the names are logged with no weight, as all
-            ranks must reduce the same ones.
-    """
-    lists = {name: len(value) for name, value in vars(module).items() if isinstance(value, list)}
-    metrics = [part for part in module.modules() if isinstance(part, Metric | MetricCollection)]
-    with ExitStack() as stack:
-        log = _do_nothing if has_logged else partial(_log_without_weight, module.log)
-        stack.enter_context(patch.object(module, "log", log))  # log_dict calls it
-        for metric in metrics:
-            stack.enter_context(patch.object(metric, "update", _do_nothing))
-            stack.enter_context(patch.object(metric, "forward", partial(_zeros, metric, module.device)))
-        yield
-    for name, length in lists.items():
-        del vars(module)[name][length:]
-
-
-def _zeros(metric: Metric | MetricCollection, device: torch.device, *args: Any, **kwargs: Any) -> Any:
-    """Return values in the form in which a metric returns them."""
-    zero = torch.zeros((), device=device)
-    return dict.fromkeys(metric.keys(), zero) if isinstance(metric, MetricCollection) else zero
-
-
-def _log_without_weight(log: Any, *args: Any, **kwargs: Any) -> None:
-    log(*args, **kwargs | {"batch_size": 0})
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stand in for what a suppressed step must not do."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from hpc.data.even_batches import EvenBatches
 from hpc.data.noted_batches import index_sampler
 from hpc.data.sampler import EvalBatchSampler
 
@@ -73,6 +74,8 @@ def sample_indices(loader: Any, batch_idx: int) -> list[int] | None:
 
 def is_repeated(loader: Any, batch_idx: int) -> bool:
     """Return whether another rank has the same batch, and this one computes it only to keep in step."""
+    if isinstance(loader, EvenBatches) and not loader.is_own(batch_idx):
+        return True
     sampler = index_sampler(loader)
     return isinstance(sampler, PendingBatches) and batch_idx >= sampler.num_own
 

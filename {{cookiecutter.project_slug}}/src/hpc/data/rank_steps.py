@@ -5,10 +5,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
+from torchmetrics import Metric
 
-from hpc.data.even_batches import suppressed
 from hpc.data.noted_batches import recorded_sampler
 from hpc.data.rank_samplers import RankBatchSampler
+from hpc.data.without_trace import logged_without_weight, without_trace
 from hpc.state import randomness
 from hpc.state.batch_effects import has_transfer_hooks
 
@@ -51,8 +52,10 @@ class RankSteps:
         try:
             with ExitStack() as stack:
                 self._draw_noise(stack, "step", loop.batch_idx)
-                if not self.share:
-                    stack.enter_context(suppressed(self.lightning_module, has_logged=False))
+                if not self.share:  # metrics count no sample; a step that the module counts is one on every rank
+                    metrics = (part for part in self.lightning_module.modules() if isinstance(part, Metric))
+                    stack.enter_context(without_trace(*metrics))
+                    stack.enter_context(logged_without_weight(self.lightning_module))
                 return super().training_step(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._is_in_training_step = False

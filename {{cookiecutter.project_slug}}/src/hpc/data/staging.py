@@ -4,7 +4,6 @@ import fcntl
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -33,17 +32,17 @@ def require_node_local_key(stage: bool, node_local: str | None) -> None:
 
 @cache
 def node_local_folder(node_local: str) -> str:
-    """Return the folder that `cluster.node_local` names on this node. Bash expands it, as in a job script.
+    """Return the folder that `cluster.node_local` names on this node, with environment variables replaced.
 
     Raises:
         ConfigError: it is not a folder here.
     """
-    bash = subprocess.run(["bash", "-c", f'printf %s "{node_local}"'], capture_output=True, text=True, check=False)
-    if not os.path.isdir(bash.stdout):
-        rule = f"must be a folder on {socket.gethostname()}, where it is expanded to {bash.stdout!r}"
-        fix = f"a folder that jobs have there, {OR_NO_STAGING}"
+    folder = os.path.expandvars(node_local)
+    if not os.path.isdir(folder):
+        rule = f"must be a folder on {socket.gethostname()}, where it is expanded to {folder!r}"
+        fix = f"a folder that jobs have there, with $NAME or ${{NAME}} for variables, {OR_NO_STAGING}"
         raise ConfigError("cluster.node_local", node_local, rule, fix, only_this_rank=True)
-    return bash.stdout
+    return folder
 
 
 def staged_path(parts: FileParts, node_local: str) -> str:

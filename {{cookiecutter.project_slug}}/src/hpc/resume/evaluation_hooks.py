@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning as L
 
-from hpc.data.shared_loaders import reject_differing_orders
+from hpc.data.loader_agreement import reject_differing_orders
 from hpc.resume.step_boundary import StepBoundary
 from hpc.run.signals import SignalState
 from hpc.run.watchdog import Watchdog
@@ -34,26 +34,30 @@ class StopsEvaluations(L.Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_batch(trainer, batch_idx)
+        self._start_batch(trainer, batch_idx, dataloader_idx)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_batch(trainer, batch_idx)
+        self._start_batch(trainer, batch_idx, dataloader_idx)
 
     def on_predict_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         before_stop = [callback.write_before_stop for callback in callbacks if isinstance(callback, PredictionWriter)]
-        self._start_batch(trainer, batch_idx, *before_stop)
+        self._start_batch(trainer, batch_idx, dataloader_idx, *before_stop)
 
-    def _start_batch(self, trainer: Any, batch_idx: int, *before_stop: Callable[[], dict[str, float]]) -> None:
+    def _start_batch(
+        self, trainer: Any, batch_idx: int, dataloader_idx: int, *before_stop: Callable[[], dict[str, float]]
+    ) -> None:
+        trainer.strategy.end_computing_along()
         if batch_idx == 0:
             split = trainer.state.stage.dataloader_prefix
             loaders = getattr(trainer, f"{split}_dataloaders")
             reject_differing_orders(loaders, self.boundary.agreement.group, split=split)
         self.boundary.stop_evaluation_if_due(*before_stop)
+        trainer.strategy.begin_evaluation_batch(batch_idx, dataloader_idx)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.report_progress(trainer.global_step, "validating")

@@ -10,9 +10,9 @@ from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.conversion import to_dataclass
 from hpc.config.sections import CheckpointConfig, FaultsConfig, derive_layout
 from hpc.data import noted_batches
+from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
 from hpc.data.position import describe_batch_size
-from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
 from hpc.resume.evaluation_hooks import StopsEvaluations
@@ -23,7 +23,7 @@ from hpc.resume.stopping import ReportsTrial
 from hpc.state import randomness
 from hpc.state.batch_effects import TransferEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training import record, skipped_samples, weight_averaging
+from hpc.training import record, sharded_tensors, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallel import require_clip_gradients
@@ -63,6 +63,7 @@ class Resume(StopsEvaluations):
         if stage == "fit":
             weight_averaging.reject_unsupported_averaging(trainer)
             unsupported.reject_unsupported_callbacks(trainer)
+            unsupported.check_model_checkpoints(trainer, self.run.run_dir)
             if self.faults.nonfinite == "skip":
                 require_clip_gradients(pl_module)
             weight_averaging.convert_to_float64_before_copy(trainer, pl_module)
@@ -212,6 +213,7 @@ class Resume(StopsEvaluations):
         self._num_validations += 1
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        sharded_tensors.explain(exception)
         self.watch.report_failure(exception)  # at once: what follows may wait for ranks that are gone
 
     # The state of a run
@@ -231,6 +233,7 @@ class Resume(StopsEvaluations):
             return
         trainer.num_sanity_val_steps = 0  # Lightning would make a sanity check where a run resumes between two epochs
         weight_averaging.reject_missing_callback(trainer, checkpoint)
+        unsupported.reject_paths_outside(checkpoint)
         position, self.saver.is_averaged = checkpoint["position"], checkpoint["averaged"]
         if isinstance(trainer.strategy, DDP):
             trainer.strategy.unused = checkpoint.get("unused")

@@ -8,7 +8,7 @@ import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -26,8 +26,17 @@ from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
 from hpc.training import loggers, predictions, record, step_overhead, strategies
 from hpc.training.attempt import Attempt
+from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
+from hpc.training.logged_names import MatchingConnector
 from hpc.training.parallelize import ModuleChanges
+
+# Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
+LIBRARIES_WARNINGS = [
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "The `srun` command is available",
+    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
+]
 
 
 def make_trainer(
@@ -65,6 +74,7 @@ def make_trainer(
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         record.begin_attempt_logs(run, run_loggers)
+    loggers.tolerate_failures(run_loggers)
     data_state = rest.get(type(data).__qualname__)
     writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
@@ -76,6 +86,8 @@ def make_trainer(
         *writers,
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
+    for message in LIBRARIES_WARNINGS:
+        warnings.filterwarnings("ignore", message)
     strategies.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
@@ -89,8 +101,13 @@ def make_trainer(
         channels_last=strategy.channels_last,
         precision=str(cfg.trainer.precision),
     )
+    if isinstance(trainer.strategy, strategies.FSDP) and run.watch.store:
+        trainer.strategy.common_forward = CommonForward(run.watch.store, trainer.world_size)
+    trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
+    else:
+        trainer._logger_connector.__class__ = MatchingConnector
     record.log_config(trainer, cfg)
     return trainer
 
@@ -107,7 +124,8 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
         plugins=[_cluster_environment(run.process.place), *precision_plugins],
-        enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
+        # Otherwise Lightning would add a ModelCheckpoint: the project's own checkpoints decide about resuming.
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         _convert_="all",  # it wants lists
     )
     if not isinstance(trainer.strategy, CheckpointMixin):

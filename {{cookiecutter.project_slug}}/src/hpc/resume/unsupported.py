@@ -3,11 +3,12 @@
 import inspect
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
@@ -30,6 +31,39 @@ def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
             ):
                 fix = "remove it from callbacks= and from the module's configure_callbacks"
                 raise ConfigError("callbacks", type(callback).__name__, UNSUPPORTED_CALLBACKS[kind.__name__][0], fix)
+
+
+def check_model_checkpoints(trainer: L.Trainer, run_dir: Path) -> None:
+    """Let Lightning's ModelCheckpoint save beside the project's own checkpoints, which alone decide about resuming.
+
+    Raises:
+        ConfigError: it would save among them, or after an error.
+    """
+    for callback in (one for one in trainer.callbacks if isinstance(one, ModelCheckpoint)):  # type: ignore[attr-defined]
+        if callback.dirpath is None:
+            callback.dirpath = str(run_dir / "model_checkpoints")
+        folder, name = Path(callback.dirpath).resolve(), type(callback).__name__
+        if folder.is_relative_to((run_dir / "checkpoints").resolve()):
+            rule = "The folder of this callback must not be that of the checkpoints from which the run resumes"
+            fix = "dirpath=null (model_checkpoints/ in the run directory), or another folder"
+            raise ConfigError("callbacks", f"{name}(dirpath={callback.dirpath})", rule, fix)
+        if callback.save_on_exception:
+            rule, _ = UNSUPPORTED_CALLBACKS["OnExceptionCheckpoint"]
+            raise ConfigError("callbacks", f"{name}(save_on_exception=True)", rule, "save_on_exception=false")
+
+
+def reject_paths_outside(checkpoint: dict[str, Any]) -> None:
+    """Raise `ConfigError` if a ModelCheckpoint would remove what is not below its folder; Lightning ignores `..`."""
+    for name, state in checkpoint.get("callbacks", {}).items():
+        if name.startswith("ModelCheckpoint") and isinstance(state, dict):
+            paths = [
+                *(state.get("best_k_models") or ()),
+                state.get("last_model_path"),
+                state.get("kth_best_model_path"),
+            ]
+            if outside := [path for path in paths if ".." in Path(str(path)).parts]:
+                rule = "A checkpoint must name files without `..`"
+                raise ConfigError("resume", outside[0], rule, "a run whose checkpoints nobody has edited")
 
 
 def reject_unsupported_trainer(trainer: L.Trainer) -> None:

@@ -50,6 +50,7 @@ class Watchdog:
 
     Attributes:
         has_saved: this attempt has published a checkpoint.
+        store: of which others make connections of their own (`clone`).
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Watchdog:
         self.has_saved = False
         self._run_dir, self._claim, self._attempt, self._rank = run_dir, claim, attempt, rank
         self._host = socket.gethostname()
-        self._peers = Peers(store, world_size) if store else None
+        self.store, self._peers = store, Peers(store, world_size) if store else None
         self._hang_seconds, self._signals = hang_seconds, signals
         self._progress: tuple[int, str] | None = None  # step, and what the main thread does
         self._over, self._end_lock = threading.Event(), threading.Lock()

@@ -6,6 +6,7 @@ the others are what the config has built, and a resumed run may build them other
 that cannot be saved, the resumed run warns.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hpc.state import checksums, holder_fields, holders, plain_forms, structure
+from hpc.state import checksums, holder_fields, holders, plain_forms, restorable, structure
 from hpc.state.holder_fields import CONTENT, DATASET
 from hpc.state.holders import COLLATE, DATA
 
@@ -178,14 +179,26 @@ def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: A
     (owner_name, name), device = place, trainer.strategy.root_device
     try:
         owner = owners[owner_name]
+        makers = {"object": find, plain_forms.ON_DEVICE: lambda tensor: tensor.to(device)}
+        if not holder_fields.may_have_changed(owner_name, owner, name):
+            return False
+        if isinstance(owner, restorable.RECORDS) and restorable.is_given(*_holder_of(owner_name, owners)):
+            present = owner if name == CONTENT else getattr(owner, name, None)
+            if not restorable.has_only_given_texts(plain_forms.from_plain(form, makers), present):
+                return False
         if name == CONTENT:
-            makers = {"object": find, plain_forms.ON_DEVICE: lambda tensor: tensor.to(device)}
             holder_fields.fill_content(owner, plain_forms.from_plain(form, makers))
         else:
             plain_forms.set_attribute(owner, name, form=form, find=find, device=device)
     except Exception:  # this run lacks a part of the value, or other people's code raises anything
         return False
     return True
+
+
+def _holder_of(owner_name: str, owners: dict[str, Any]) -> tuple[Any, str]:
+    """Return the object that holds another one, and in which attribute."""
+    parent, _, path = owner_name.rpartition("/")
+    return owners.get(parent), re.split(r"[\[ ]", path)[0]
 
 
 def _copy_similar_object(name: str, owners: dict[str, Any], changed: ChangedAttributes) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
 
     For containers and stateful objects, also yield (CONTENT, content).
     """
-    is_saved = "/" not in owner_name and owner_name.startswith(("module ", "parameter "))
+    is_saved = has_saved_weights(owner_name)
     if owner_name.startswith(SAVED):
         return
     if is_saved and isinstance(owner, nn.Module | nn.Parameter):
@@ -59,9 +59,7 @@ def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _unsaved_attributes(owner: Any, *, is_saved: bool, only_data: bool) -> Iterator[tuple[str, Any]]:
     attributes = _attributes(owner)
-    left_out = _library_attributes(owner, is_saved=is_saved) | MODULE_ATTRIBUTES
-    if isinstance(owner, L.LightningDataModule) and _has_base_of_hpc(type(owner)):
-        left_out |= DATA_MODULE_ATTRIBUTES
+    left_out = library_attributes(owner, is_saved=is_saved)
     if "ds_id" in attributes:
         left_out |= {name for name in attributes if name.startswith(DEEPSPEED)}
     for name, value in attributes.items():
@@ -71,6 +69,24 @@ def _unsaved_attributes(owner: Any, *, is_saved: bool, only_data: bool) -> Itera
         if isinstance(value, MethodType) and value.__func__ is getattr(type(owner), name, None):
             continue  # the class's own method, put back by code that had replaced it
         yield name, value
+
+
+def has_saved_weights(owner_name: str) -> bool:
+    """Return whether the weights of this object are those of the module, which every checkpoint has."""
+    return "/" not in owner_name and owner_name.startswith(("module ", "parameter "))
+
+
+def may_have_changed(owner_name: str, owner: Any, name: str) -> bool:
+    """Return whether `unsaved_fields` could have yielded an attribute of this name, as a checkpoint may be forged."""
+    is_saved = has_saved_weights(owner_name)
+    if owner_name.startswith((DATASET, SAVED)):
+        return False
+    if name == CONTENT:
+        return not is_saved and not isinstance(owner, AttributeDict)
+    if isinstance(owner, nn.Parameter):
+        return name == "requires_grad"
+    is_layer = isinstance(owner, nn.Module) and name in owner._modules
+    return not is_layer and name not in library_attributes(owner, is_saved=is_saved)
 
 
 def fill_content(owner: Any, content: Any) -> None:
@@ -122,15 +138,20 @@ def _attributes(owner: Any) -> dict[str, Any]:
     return dict(owner) if isinstance(owner, AttributeDict) else {**slots(owner), **getattr(owner, "__dict__", {})}
 
 
-def _library_attributes(owner: Any, *, is_saved: bool) -> Set[str]:
-    """Return the attributes that a library keeps on any such object, but for `training`, which researchers set, too."""
+def library_attributes(owner: Any, *, is_saved: bool) -> Set[str]:
+    """Return the attributes that libraries and this package keep on such an object: they are never saved here.
+
+    `training` is not among them, as researchers set it, too.
+    """
+    if isinstance(owner, L.LightningDataModule) and _has_base_of_hpc(type(owner)):
+        return _attributes_of_new(L.LightningDataModule) | DATA_MODULE_ATTRIBUTES
     if isinstance(owner, Metric):  # its sums are saved with the epoch's, if it is a part of the module
         names = _attributes_of_new(_EmptyMetric)
         return names | owner._defaults.keys() if is_saved else names - {"_update_count"}
     for kind in (L.LightningModule, nn.Module, L.LightningDataModule):
         if isinstance(owner, kind):
-            return _attributes_of_new(kind)
-    return frozenset()
+            return _attributes_of_new(kind) | MODULE_ATTRIBUTES
+    return MODULE_ATTRIBUTES
 
 
 class _EmptyMetric(Metric):

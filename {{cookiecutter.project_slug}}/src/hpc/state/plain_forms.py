@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hpc.checkpoint.plain_data import PLAIN_TYPES, is_plain
+from hpc.config.errors import ConfigError
+from hpc.state import restorable
 from hpc.state.checksums import NameLookup
 
 KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
@@ -120,6 +122,7 @@ def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None,
 
     Raises:
         LookupError: a class or an object is missing.
+        ConfigError: training cannot have given it this value.
     """
     present = getattr(owner, name, None)
     classes: dict[str, Any] = {_class_name(kind): kind for kind in _classes(present)}
@@ -130,6 +133,10 @@ def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None,
         ON_DEVICE: lambda tensor: tensor.to(device),
     }
     value = from_plain(form, make)
+    if not restorable.is_restorable(owner, name, value):
+        kind = type(owner).__name__
+        rule = f"A checkpoint must not set {name} of a {kind}, which training cannot change or which the config gives"
+        raise ConfigError("resume", f"{kind}.{name}", rule, "a run whose checkpoints nobody has edited")
     fill = FILLERS.get(type(present))
     can_fill = fill and type(value) in (type(present), Tensor) and _layout(present) == _layout(value)
     with suppress(RuntimeError, ValueError):  # one that cannot be written to, or only as a whole

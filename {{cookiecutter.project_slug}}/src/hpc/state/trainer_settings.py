@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -52,10 +53,14 @@ def restore(trainer: L.Trainer, changed: ChangedSettings) -> None:
     """
     owners, lost = dict(_owners(trainer)), []
     for owner, name, initial, form in changed:
-        if owner not in owners or (owner == TRAINER and getattr(trainer, name) != initial):
+        if owner not in owners or (owner == TRAINER and getattr(trainer, name, None) != initial):
+            continue
+        if name in TORCH_ATTRIBUTES or (owner == TRAINER and name not in TRAINER_SETTINGS):  # never saved: forged
             continue
         if form == plain_forms.NOT_KEPT:
             lost.append(f"{owner}.{name}")
+        elif owner == TRAINER:
+            setattr(trainer, name, plain_forms.from_plain(form, {"member": lambda _, key: GradClipAlgorithmType[key]}))
         else:
             plain_forms.set_attribute(owners[owner], name, form=form)
     if lost and trainer.is_global_zero:

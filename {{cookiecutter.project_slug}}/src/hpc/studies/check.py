@@ -33,7 +33,7 @@ NUM_EPOCHS, NUM_BATCHES = 2, 8
 SHORT = {
     "trainer.max_epochs": NUM_EPOCHS, "trainer.max_steps": -1, "trainer.num_nodes": 1,
     "trainer.limit_train_batches": NUM_BATCHES, "trainer.limit_val_batches": 2, "trainer.limit_test_batches": 2,
-    "trainer.val_check_interval": 1.0, "trainer.check_val_every_n_epoch": 1,
+    "trainer.val_check_interval": 1.0, "trainer.check_val_every_n_epoch": 1, "faults.hang_minutes": 1,
 }  # fmt: skip
 # What a run prints of the changes that it makes, and of what it does without.
 NOTE = re.compile(r"(note|warning|strategy|batch size|train|val|test|predict): |perf/\w+ is ")
@@ -197,6 +197,8 @@ def _why(run_dir: Path, output: str) -> str:
     if record and record.verdict == "failed":
         return record.why
     lines = [line for line in output.splitlines() if line.strip()]
+    if hangs := [line for line in lines if ": Hang: " in line]:  # of each rank, with the line where it stands
+        return "; ".join(hangs)
     for index in range(len(lines) - 1, -1, -1):
         if lines[index].startswith("ConfigError:"):
             return " ".join(lines[index : index + 2])

@@ -6,11 +6,11 @@ would be none to the Trainer here.
 
 import importlib
 import sys
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 PRESENT_NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 
@@ -24,9 +24,8 @@ def present_name(name: str) -> str:
 class FormerNames(MetaPathFinder, Loader):
     """Finds modules of Lightning under their former names."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    # Any: an old Python must be able to read this, so that hpc.run.interpreter can say that it is too old.
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname.partition(".")[0] not in PRESENT_NAMES:
             return None
         # Of a package only its first part is looked up: more would import torch.

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from hpc.config.errors import ConfigError, closest_word
+from hpc.training.shown_names import join_names
 
 LISTS = (nn.ModuleList, nn.Sequential)
 
@@ -25,17 +27,17 @@ class Blocks:
 
     def __str__(self) -> str:
         kinds = " and ".join(dict.fromkeys(type(block).__name__ for block in self.modules))
-        return f"{' and '.join(self.paths)} ({len(self.modules)} {kinds})"
+        return f"{join_names(self.paths)} ({len(self.modules)} {kinds})"
 
 
 def find_blocks(module: nn.Module, paths: str | Sequence[str] | None = None) -> Blocks | None:
     """Return the blocks of a module; None if it has none.
 
     They are what `paths` names; or else the attribute `blocks` of the module or of a part; or else the longest list of
-    equal parts, of which the first counts if several are as long.
+    equal parts, of which the first counts if several are as long. Lists like the found one, as a teacher's, join it.
 
     Args:
-        paths: of one or several lists of blocks, as `strategy.blocks` gives them.
+        paths: of one or several lists of blocks, as `strategy.blocks` gives them; an empty list: there are none.
 
     Raises:
         ConfigError: a path does not lead to a list of modules.
@@ -44,6 +46,8 @@ def find_blocks(module: nn.Module, paths: str | Sequence[str] | None = None) -> 
         paths = (paths,) if isinstance(paths, str) else tuple(paths)
         modules = tuple(block for path in paths for block in _list_at(module, path))
         return Blocks(paths, modules, module.get_submodule(paths[0].rpartition(".")[0]))
+    if paths is not None:
+        return None
     for name, part in module.named_modules():
         if isinstance(part, LISTS) and name.rpartition(".")[2] == "blocks" and len(part):
             return _blocks(module, name, part)
@@ -54,17 +58,22 @@ def find_blocks(module: nn.Module, paths: str | Sequence[str] | None = None) -> 
 
 
 def _blocks(module: nn.Module, path: str, parts: nn.ModuleList | nn.Sequential) -> Blocks:
-    return Blocks((path,), tuple(parts), module.get_submodule(path.rpartition(".")[0]))
+    lists = {name: part for name, part in module.named_modules() if isinstance(part, LISTS)}
+    alike = {name: part for name, part in lists.items() if _kinds(part) == _kinds(parts)}
+    modules = tuple(block for part in alike.values() for block in part)
+    return Blocks(tuple(alike), modules, module.get_submodule(path.rpartition(".")[0]))
 
 
 def _lists_of_equal_parts(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList | nn.Sequential]]:
     """Yield each list, with its path, whose parts have one class and parameters of the same shapes."""
     for name, part in module.named_modules():
-        if not isinstance(part, LISTS) or len(part) < 2:
-            continue
-        kinds = {(type(block), tuple(parameter.shape for parameter in block.parameters())) for block in part}
-        if len(kinds) == 1 and next(iter(kinds))[1]:
+        if isinstance(part, LISTS) and len(part) > 1 and len(kinds := set(_kinds(part))) == 1 and kinds.pop()[1]:
             yield name, part
+
+
+def _kinds(parts: nn.ModuleList | nn.Sequential) -> list[tuple[type, tuple[Any, ...]]]:
+    """Return the class of each part, and the shapes of its parameters."""
+    return [(type(part), tuple(parameter.shape for parameter in part.parameters())) for part in parts]
 
 
 def _list_at(module: nn.Module, path: str) -> nn.ModuleList | nn.Sequential:

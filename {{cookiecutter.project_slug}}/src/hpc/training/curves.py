@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hpc.data.pending_batches import all_gather
 from hpc.training.parallel import last_gradient_norm
 
 
@@ -20,19 +21,36 @@ class CurvePoint:
     """The numbers of one step, on their way to the host."""
 
     step: int
-    names: list[str]
-    sums: Tensor  # over the ranks, in the order of `names`
+    numbers: dict[str, Tensor]  # of this rank, by name
+    agreed: list[str]  # names that all ranks send, in this order
+    one: Tensor  # this rank's share of the samples, a scalar: 1 if all ranks have equally many
+    sums: Tensor  # over the ranks: of the values, of the shares of ranks that have each, of how many have other names
     host_values: dict[str, float]  # numbers that the host knew already
     wait: Callable[[], object] | None  # until `sums` are on the host; None: they are
     module_names: set[str] | None = None  # names that the module logs itself; None: not known yet
+    new_names: list[str] = field(default_factory=list)  # that some ranks have beyond `agreed`, once all were waited for
 
     def wait_for_means(self) -> dict[str, float]:
-        """Wait for the sums, and return means over the ranks without the names that the module logs itself."""
+        """Wait for the sums, and return means over those ranks that have a name. All ranks call this.
+
+        Names that the module logs itself are left out. Names on which ranks have not agreed cost a message more.
+        """
+        means, has_other_names = self._read()
+        if has_other_names:
+            rest = {name: value for name, value in self.numbers.items() if name not in self.agreed}
+            self.new_names = sorted({name for names in all_gather(list(rest)) for name in names})
+            means |= start_reduction(self.step, rest, agreed=self.new_names, one=self.one)._read()[0]
+        numbers = self.host_values | means if means else {}
+        return {name: number for name, number in numbers.items() if name not in (self.module_names or ())}
+
+    def _read(self) -> tuple[dict[str, float], bool]:
+        """Return the means of the agreed names, and whether a rank has others."""
         if self.wait is not None:
             self.wait()
-        means = self.sums / (dist.get_world_size() if dist.is_initialized() else 1)
-        numbers = self.host_values | dict(zip(self.names, means.tolist(), strict=True))
-        return {name: number for name, number in numbers.items() if name not in (self.module_names or ())}
+        *sums, num_with_others = self.sums.tolist()
+        values, counts = sums[: len(self.agreed)], sums[len(self.agreed) :]
+        means = {name: value / num for name, value, num in zip(self.agreed, values, counts, strict=True) if num}
+        return means, num_with_others > 0
 
 
 class Curves(L.Callback):
@@ -46,6 +64,8 @@ class Curves(L.Callback):
     def __init__(self) -> None:
         self._points: deque[CurvePoint] = deque()
         self._micro_batches: list[dict[str, Tensor]] = []  # scalars of each micro-batch of the step
+        self._agreed: list[str] = []  # names of which all ranks know
+        self._shares: list[float] = []  # of this rank, in the samples of each micro-batch
         self._lr = 0.0
         self._logged_before: set[str] = set()  # names that the module logged in an earlier process
         self._noted_names: set[str] = set()  # names for which the note was printed
@@ -61,18 +81,20 @@ class Curves(L.Callback):
             return
         scalars, share = select_scalars(outputs, trainer.strategy.root_device), getattr(trainer.strategy, "share", 1.0)
         self._micro_batches.append({name: value * share for name, value in scalars.items()})
+        self._shares.append(share)
         if (
             trainer.fit_loop._should_accumulate()
         ):  # asked, not counted: an epoch's last step may have fewer micro-batches
             return
         self.write(trainer)
         means = mean_over_micro_batches(self._micro_batches, accumulate=trainer.accumulate_grad_batches)
-        self._micro_batches = []
-        if not means:  # training_step has returned nothing
-            return
-        if (norm := last_gradient_norm(pl_module)) is not None:
+        share, self._micro_batches, self._shares = sum(self._shares) / len(self._shares), [], []
+        if means and (norm := last_gradient_norm(pl_module)) is not None:  # else training_step has returned nothing
             means["grad_norm"] = norm
-        self._points.append(start_reduction(step, means, host_values={"lr": self._lr}))
+        device = trainer.strategy.root_device
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # of all ranks, whatever they return
+        one = torch.full((), share, device=device, dtype=dtype)
+        self._points.append(start_reduction(step, means, agreed=self._agreed, one=one, host_values={"lr": self._lr}))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -107,7 +129,9 @@ class Curves(L.Callback):
         self._resolve_module_logged_names(trainer)
         while self._points:
             point = self._points.popleft()
-            if not (numbers := point.wait_for_means()):
+            numbers = point.wait_for_means()
+            self._agreed = self._agreed + point.new_names
+            if not numbers:
                 continue
             if "train/loss" in numbers:
                 show_in_progress_bar(trainer, {"train/loss": numbers["train/loss"]})
@@ -123,7 +147,7 @@ class Curves(L.Callback):
         if not self._points or self._points[-1].module_names is not None:
             return
         point = self._points[-1]
-        point.module_names = {*point.names, *point.host_values} & (self._logged_before | logged_names(trainer))
+        point.module_names = {*point.numbers, *point.host_values} & (self._logged_before | logged_names(trainer))
         if (new := point.module_names - self._noted_names) and trainer.is_global_zero:
             names = ", ".join(sorted(new))
             note = f"the module logs {names} itself: from step {point.step} on these curves show only its values"
@@ -194,9 +218,25 @@ def mean_over_micro_batches(outputs: Sequence[Mapping[str, Tensor]], *, accumula
     return means
 
 
-def start_reduction(step: int, numbers: dict[str, Tensor], *, host_values: dict[str, float]) -> CurvePoint:
-    """Start to sum scalars over the ranks and to copy the sums to the host, without waiting."""
-    sums, wait = torch.stack(list(numbers.values())), None
+def start_reduction(
+    step: int,
+    numbers: dict[str, Tensor],
+    *,
+    agreed: list[str],
+    one: Tensor,
+    host_values: dict[str, float] | None = None,
+) -> CurvePoint:
+    """Start to sum scalars over the ranks by their names and to copy the sums to the host, without waiting.
+
+    Args:
+        numbers: values times this rank's share of the samples.
+        agreed: names that all ranks send, whether they have them or not; the same on all ranks.
+        one: the share, a scalar on the device.
+    """
+    zero, wait = torch.zeros_like(one), None
+    values = [numbers.get(name, zero) for name in agreed]
+    counts = [one if name in numbers else zero for name in agreed]
+    sums = torch.stack([*values, *counts, torch.ones_like(one) if numbers.keys() - set(agreed) else zero])
     if dist.is_initialized() and dist.get_world_size() > 1:
         work: Any = dist.all_reduce(sums, async_op=True)
         wait = work.wait
@@ -207,4 +247,4 @@ def start_reduction(step: int, numbers: dict[str, Tensor], *, host_values: dict[
         copied = torch.cuda.Event()
         copied.record()
         wait = copied.synchronize
-    return CurvePoint(step, list(numbers), sums, host_values, wait)
+    return CurvePoint(step, numbers, agreed, one, sums, host_values or {}, wait)

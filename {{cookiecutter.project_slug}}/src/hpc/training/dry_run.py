@@ -8,12 +8,15 @@ import logging
 import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
+import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -21,10 +24,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torchmetrics import Metric, MetricCollection
 
 from hpc.config.errors import first_line
 from hpc.config.project import HPC, PROJECT, SOURCES
-from hpc.data.even_batches import suppressed
 
 NUM_STEPS = 1000  # that schedules are told, if the run's number is unknown
 HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")
@@ -91,7 +94,7 @@ def training_step(module: L.LightningModule, batch: Any) -> Tensor | None:
         TypeError: with automatic optimization, it returns no loss.
     """
     takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-    with suppressed(module):
+    with _without_logs(module):
         output = module.training_step(batch, 0) if takes_index else module.training_step(batch)
     if not module.automatic_optimization:
         return None
@@ -100,6 +103,31 @@ def training_step(module: L.LightningModule, batch: Any) -> Tensor | None:
         given = type(loss).__name__
         raise TypeError(f"training_step must return a loss, or a dict with `loss`; it has returned {given}")
     return loss
+
+
+@contextmanager
+def _without_logs(module: L.LightningModule) -> Iterator[None]:
+    """Let a step neither log nor update metrics, nor grow the lists that a module keeps."""
+    lists = {name: len(value) for name, value in vars(module).items() if isinstance(value, list)}
+    metrics = [part for part in module.modules() if isinstance(part, Metric | MetricCollection)]
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(module, "log", _do_nothing))  # log_dict calls it
+        for metric in metrics:
+            stack.enter_context(patch.object(metric, "update", _do_nothing))
+            stack.enter_context(patch.object(metric, "forward", partial(_zeros, metric, module.device)))
+        yield
+    for name, length in lists.items():
+        del vars(module)[name][length:]
+
+
+def _zeros(metric: Metric | MetricCollection, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+    """Return values in the form in which a metric returns them."""
+    zero = torch.zeros((), device=device)
+    return dict.fromkeys(metric.keys(), zero) if isinstance(metric, MetricCollection) else zero
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for what a dry run must not do."""
 
 
 @contextmanager

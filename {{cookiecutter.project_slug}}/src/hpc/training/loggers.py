@@ -14,9 +14,11 @@ from omegaconf import DictConfig, ListConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.build import build
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import with_references
 from hpc.training.log_positions import CutsItself
+
+WRITING = ("log_metrics", "save", "after_save_checkpoint", "finalize")  # methods of a logger that training calls
 
 
 def build_loggers(
@@ -118,15 +120,34 @@ def _call_if(may_write: Callable[[], bool], function: Callable[..., None], *args
         function(*args, **kwargs)
 
 
+def tolerate_failures(loggers: Sequence[Logger]) -> None:
+    """Let a run go on where a logger cannot write, as its service has ended or its disk is full; it is told once."""
+    for logger in loggers:
+        for name in WRITING:
+            setattr(logger, name, partial(_attempt, logger, getattr(logger, name)))
+
+
+def _attempt(logger: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not vars(logger).setdefault("has_failed", False):
+            logger.has_failed = True
+            told = f"{type(logger).__name__} cannot write: {type(error).__name__}: {first_line(error)}"
+            print(f"warning: {told}. Training goes on; these curves lack what it could not write", flush=True)
+
+
 def flush(loggers: Sequence[Logger]) -> None:
     """Write out what the loggers hold in memory."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.flush()
+            _attempt(logger, lambda logger=logger: logger.experiment.flush())
         elif isinstance(logger, CSVLogger):
             logger.save()
         elif isinstance(logger, CutsItself):
-            logger.flush()
+            _attempt(logger, logger.flush)
 
 
 def writer_name() -> str:

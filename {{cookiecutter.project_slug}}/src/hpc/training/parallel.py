@@ -42,6 +42,14 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: fl
     return norm
 
 
+def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
+    """Scale an optimizer's gradients down to a norm, as Lightning does, also where some are sharded and some whole."""
+    groups = _group_by_mesh(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    norms = [_gather(get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    for group in groups if clip_val > 0 else ():
+        clip_grads_with_norm_(group, clip_val, torch.stack(norms).norm())
+
+
 def split_groups_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Split an optimizer's parameter groups so that its fused and foreach kernels accept them; none is empty."""
     return [{**group, "params": params} for group in groups for params in _group_by_mesh(group["params"])]

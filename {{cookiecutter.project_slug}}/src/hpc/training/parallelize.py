@@ -5,7 +5,8 @@ it or its network declares a `tensor_parallel_plan`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -23,6 +24,8 @@ from torchmetrics import Metric
 
 from hpc.config.errors import ConfigError
 from hpc.training.blocks import Blocks, find_blocks
+from hpc.training.parallel import clip_by_norm
+from hpc.training.sharded_parameters import reshard, watch
 from hpc.training.shown_names import join_names
 
 MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
@@ -84,6 +87,9 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
         _compile(module, blocks)
     if mesh is not None and shards and not is_sharded_already:
         _shard(module, mesh, blocks=blocks, precision=changes.precision)
+    if mesh is not None:
+        watch(module)
+        module.trainer.precision_plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
 
 
 def reject_lazy_layers(module: nn.Module) -> None:
@@ -126,8 +132,22 @@ def _compile(module: L.LightningModule, blocks: Blocks | None) -> None:
     loss = getattr(module, "loss", None)
     for part in [*compiled, *([loss] if isinstance(loss, nn.Module) and loss not in compiled else [])]:
         # Not part.compile(): it leaves torch's own modules, and all that checkpoint() runs, uncompiled.
+        part.forward = CompiledForward(part.forward)
+
+
+class CompiledForward:
+    """A compiled method of a module. A copy of the module gets one of its own, not that of the original."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
         # Blocks of other sizes are compiled separately (dynamic=False): one version for all sizes would be slower.
-        part.forward = torch.compile(part.forward, dynamic=False)
+        self.compiled = torch.compile(method, dynamic=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledForward":
+        return CompiledForward(deepcopy(self.method, memo))  # bound to the copy, which `memo` holds
 
 
 def _has_computation(part: nn.Module) -> bool:
@@ -146,19 +166,30 @@ def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None
     policy = MixedPrecisionPolicy()
     if is_mixed:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    parameters = dict(module.named_parameters())
+    _reject_gradient_hooks(parameters)
+    without_dimensions = {parameter for parameter in parameters.values() if parameter.dim() == 0}  # cannot be divided
+    shard = partial(fully_shard, mesh=mesh, ignored_params=without_dimensions)
+    trained = [block for block in blocks.modules if any(p.requires_grad for p in block.parameters())] if blocks else []
     for block in blocks.modules if blocks else ():
         # The last block stays gathered between forward and backward, which begins with it.
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=block is not blocks.modules[-1])  # type: ignore
+        shard(block, mp_policy=policy, reshard_after_forward=block is not (trained or [None])[-1])
     if not module.automatic_optimization:
         for part in _parts_with_parameters(module):
-            fully_shard(part, mesh=mesh, mp_policy=policy)
-        return
-    # The batch keeps its precision: it may hold targets. Autocast converts what layers get.
-    step_policy = MixedPrecisionPolicy(
-        param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False
-    )
-    fully_shard(module, mesh=mesh, mp_policy=step_policy)
-    _take_steps_as_forward(module)
+            shard(part, mp_policy=policy, reshard_after_forward=True)
+    else:
+        # The batch keeps its precision: it may hold targets. Autocast converts what layers get.
+        shard(module, mp_policy=replace(policy, cast_forward_inputs=False))
+        _take_steps_as_forward(module)
+
+
+def _reject_gradient_hooks(parameters: dict[str, nn.Parameter]) -> None:
+    if names := [name for name, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]:
+        rule = (
+            "A parameter must have no hook for its gradient before it is sharded: with strategy=fsdp it is not called"
+        )
+        fix = "register_post_accumulate_grad_hook in on_fit_start, which gets the shard, or strategy=ddp"
+        raise ConfigError("model", join_names(names), rule, fix)
 
 
 def _take_steps_as_forward(module: Any) -> None:
@@ -177,6 +208,7 @@ def _take_steps_as_forward(module: Any) -> None:
         if is_overridden(name, module):
             setattr(module, name, _noted(getattr(module, name), name, steps_begun))
             register_fsdp_forward_method(module, name)
+    module.register_forward_hook(lambda *_: None if steps_begun else reshard(module))
 
 
 def _owner(hook: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -126,13 +126,13 @@ def flush_logs(trainer: L.Trainer) -> dict[str, int]:
 
 @rank_zero_only
 def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
-    """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for wandb and MLflow."""
+    """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for all others but CSV."""
     text = to_frozen_yaml(cfg)
     values: Any = OmegaConf.to_container(OmegaConf.create(text))
     for logger in loggers.tensorboard_loggers(trainer):
         logger.experiment.add_text("config", f"```yaml\n{text}```")
     for logger in trainer.loggers:
-        if isinstance(logger, log_positions.CutsItself):
+        if not isinstance(logger, TensorBoardLogger | CSVLogger):
             logger.log_hyperparams(values)
 
 

@@ -14,14 +14,18 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Sin
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed import all_reduce, distributed_c10d
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.training.common_forward import CommonForward
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallelize import ModuleChanges, parallelize
+from hpc.training.sharded_parameters import is_running, reshard
+from hpc.training.sharded_tensors import is_sharded
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
@@ -126,23 +130,85 @@ class FSDP(
 ):
     """FSDP2 and tensor parallelism of any module; one whose `configure_model` shards it stays as that does it."""
 
+    common_forward: CommonForward | None = None
+    _is_in_step = _meets_in_forward = False
+
     @wraps(ModelParallelStrategy.__init__)  # overrides are checked against its arguments
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
     def setup(self, trainer: Any) -> None:
+        self._marks = {name: dict(vars(parameter)) for name, parameter in self.lightning_module.named_parameters()}
         with _configure_model_overridden(self.lightning_module):
             super().setup(trainer)
+        if not self._meets_in_forward:
+            self._meets_in_forward = True
+            for part in self.lightning_module.modules():
+                if isinstance(part, FSDPModule):
+                    part.register_forward_pre_hook(self._before_forward, prepend=True)
         norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             reject_mixed_norm_on_cpu(self, reason="FSDP2 gathers the weights in bf16")
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        for name, parameter in self.lightning_module.named_parameters():
+            # Marks such as `weight._no_weight_decay = True` decide about groups. Sharding makes new parameters.
+            vars(parameter).update(self._marks.get(name, {}) | vars(parameter))
+        super().setup_optimizers(trainer)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step():
+            output = super().training_step(*args, **kwargs)
+        if output is None:  # no backward follows, after which FSDP would do it
+            reshard(self.lightning_module)
+        return output
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step(is_evaluation=True):
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step(is_evaluation=True):
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step(is_evaluation=True):
+            return super().predict_step(*args, **kwargs)
+
+    @contextmanager
+    def _step(self, is_evaluation: bool = False) -> Iterator[None]:
+        self._is_in_step = True
+        if self.common_forward:
+            self.common_forward.num_steps += 1
+        try:
+            yield
+        finally:
+            self._is_in_step = False
+        if is_evaluation:  # hooks find shards: a change in the whole copy that is left would be lost
+            reshard(self.lightning_module)
+
+    def _before_forward(self, part: Any, inputs: Any) -> None:
+        """Meet the other ranks before a forward outside of steps. Called before each forward of a sharded part."""
+        if self.common_forward and not self._is_in_step and not is_running(part):
+            self.common_forward.enter()
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Average the gradients of parameters without dimensions, which FSDP cannot shard."""
+        scalars = [p for p in self.lightning_module.parameters() if p.dim() == 0 and p.grad is not None]
+        if scalars:
+            group, gradients = self.device_mesh["data_parallel"].get_group(), torch.stack([p.grad for p in scalars])  # type: ignore[misc]
+            all_reduce(gradients, group=group)
+            for parameter, gradient in zip(scalars, gradients / group.size(), strict=True):
+                parameter.grad.copy_(gradient)  # type: ignore[union-attr]
+        super().post_backward(closure_loss)
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Reject trained parameters outside of sharded parts if several ranks get different samples."""
         parameters = dict(self.lightning_module.named_parameters())
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         updated = {id(parameter) for group in groups for parameter in group["params"]}  # not networks within metrics
-        unsharded = [name for name in names if id(parameters[name]) in updated and not _is_sharded(parameters[name])]
+        parts = {name for name in names if id(parameters[name]) in updated and parameters[name].dim()}
+        unsharded = [name for name in names if name in parts and not is_sharded(parameters[name])]
         if unsharded and self.distributed_sampler_kwargs["num_replicas"] > 1:
             rule = "With strategy=fsdp, each trained parameter must lie in a sharded part of the module. Gradients of "
             rule += "others are not averaged, so each rank would train them on its own samples"
@@ -164,11 +230,6 @@ def _configure_model_overridden(module: Any) -> Iterator[None]:
         yield
     finally:
         del module.configure_model
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    """Return whether ranks of data parallelism hold shards of it, which tensor parallelism alone does not do."""
-    return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names != ("tensor_parallel",)
 
 
 def double_precision_plugins(precision: str) -> list[DoublePrecision]:

@@ -1,10 +1,12 @@
 """Buffers of a module on several ranks: which of them all ranks take from rank 0, and when."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import broadcast, distributed_c10d
+from torch.distributed import broadcast, distributed_c10d, get_rank
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # the one class that all batch and instance norms share
 from torchmetrics import Metric
@@ -35,16 +37,47 @@ class BuffersReadInTraining:
     def __init__(self, module: Any) -> None:
         buffers = buffers_read_in_training(module)
         self.places = list(buffers.values())
+        sparse = [
+            name
+            for name, (part, own) in buffers.items()
+            if getattr(part._buffers[own], "layout", torch.strided) != torch.strided
+        ]
         if buffers and module.trainer.is_global_zero:
             note = "all ranks take rank 0's buffers before each step, as training may read them"
             print(f"train: {note}: {join_names(list(buffers))}", flush=True)
+        if sparse and module.trainer.is_global_zero:
+            print(f"note: sparse buffers stay each rank's own: {join_names(sparse)}", flush=True)
 
     def broadcast(self) -> None:
         """Set them to rank 0's, on all ranks."""
-        for part, name in self.places:
-            buffer = part._buffers[name]  # looked up anew: the module may have set another tensor
-            if buffer is not None and not isinstance(buffer, DTensor):  # ranks hold parts of it, or equal copies
-                broadcast(buffer, 0)
+        buffers = [part._buffers[name] for part, name in self.places]  # anew: the module may have set other tensors
+        broadcast_together(filter(_is_broadcast, buffers))  # type: ignore[arg-type]
+
+
+def broadcast_together(buffers: Iterable[Tensor]) -> None:
+    """Set tensors to rank 0's, in one message for each type of numbers."""
+    groups: dict[Any, list[Tensor]] = defaultdict(list)
+    for buffer in buffers:
+        groups[buffer.dtype, buffer.device].append(_without_repeats(buffer))
+    for group in groups.values():
+        together = torch.cat([buffer.detach().reshape(-1) for buffer in group])
+        broadcast(together, 0)
+        parts = together.split([buffer.numel() for buffer in group])
+        for buffer, part in zip(group, parts, strict=True) if get_rank() else ():
+            buffer.detach().copy_(part.view_as(buffer))
+
+
+def _is_broadcast(buffer: Tensor | None) -> bool:
+    """Return whether ranks can have rank 0's: of a DTensor they hold parts, and a sparse tensor may differ in size."""
+    return buffer is not None and not isinstance(buffer, DTensor) and buffer.layout == torch.strided
+
+
+def _without_repeats(buffer: Tensor) -> Tensor:
+    """Return a view of an expanded tensor that holds each of its numbers once, as only that can be written to."""
+    for dimension, stride in enumerate(buffer.stride()):
+        if stride == 0:
+            buffer = buffer.narrow(dimension, 0, 1)
+    return buffer
 
 
 class SyncsBuffers:
@@ -89,15 +122,14 @@ class SyncsBuffers:
 
     def broadcast_buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Set all buffers to rank 0's, on all ranks. Return those that changed here, each with its old value."""
-        replaced = []
         averages = weight_averaging.buffers_of_averages(self.lightning_module.trainer)
-        for buffer in (*self.lightning_module.buffers(), *averages):
-            if not isinstance(buffer, DTensor):  # ranks hold parts of it, or equal copies
-                old_value = buffer.clone()
-                broadcast(buffer, 0)
-                if not torch.equal(old_value, buffer):
-                    replaced.append((buffer, old_value))
-        return replaced
+        buffers = [
+            _without_repeats(item) for item in (*self.lightning_module.buffers(), *averages) if _is_broadcast(item)
+        ]
+        old_values = [buffer.clone() for buffer in buffers]
+        broadcast_together(buffers)
+        pairs = zip(buffers, old_values, strict=True)
+        return [(buffer, old_value) for buffer, old_value in pairs if not torch.equal(old_value, buffer)]
 
 
 def put_back(replaced: list[tuple[Tensor, Tensor]]) -> None:

@@ -1,0 +1,71 @@
+"""Which attributes a checkpoint may set: those that training could have changed, never what the config gave.
+
+Whoever can write a checkpoint can put any entry into it. Numbers of one are believed, as its weights are. But a folder,
+a file or a command that a constructor was given stays what the config says.
+"""
+
+import inspect
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache
+from pathlib import PurePath
+from types import SimpleNamespace
+from typing import Any
+
+from hpc.config.project import HPC
+
+RECORDS = (dict, list, set, deque, SimpleNamespace)  # if one was given, all that it holds was given
+
+
+def is_restorable(owner: Any, name: str, value: Any) -> bool:
+    """Return whether a checkpoint may set this attribute to this value."""
+    of_class = inspect.getattr_static(type(owner), name, None)
+    if name.startswith("__") or isinstance(of_class, property) or callable(of_class):
+        return False
+    if not is_given(owner, name):
+        return True
+    giver = _class_with_argument(owner, name)
+    is_of_library = giver is not None and giver.__module__.startswith(f"{HPC}.")  # whose arguments never change
+    return not is_of_library and has_only_given_texts(value, getattr(owner, name, None))
+
+
+def is_given(owner: Any, name: str) -> bool:
+    """Return whether an attribute holds what the constructor, or `save_hyperparameters`, was given."""
+    return name.startswith("_hparams") or _class_with_argument(owner, name) is not None
+
+
+def has_only_given_texts(value: Any, present: Any) -> bool:
+    """Return whether all texts in a value are in the present one, too: files in another order, say, or some of them."""
+    if _is_text(present):
+        return type(value) is type(present) and value == present
+    return set(_texts(value)) <= set(_texts(present))
+
+
+def _class_with_argument(owner: Any, name: str) -> type | None:
+    return next((kind for kind in type(owner).__mro__ if name in _arguments(kind)), None)
+
+
+@cache
+def _arguments(kind: type) -> frozenset[str]:
+    """Return the names of the arguments of a class's own constructor."""
+    try:
+        return frozenset(inspect.signature(vars(kind)["__init__"]).parameters)
+    except (KeyError, TypeError, ValueError):  # none of its own, or one in C
+        return frozenset()
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | bytes | PurePath) and not isinstance(value, Enum)
+
+
+def _texts(value: Any) -> Iterator[Any]:
+    """Yield all texts in a value, also the keys of dicts."""
+    if _is_text(value):
+        yield value
+    elif isinstance(value, dict | SimpleNamespace):
+        entries = value if isinstance(value, dict) else vars(value)
+        yield from _texts([*entries, *entries.values()])
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        for entry in value:
+            yield from _texts(entry)

@@ -1,0 +1,90 @@
+"""What modules log on several ranks is reduced by its name: on a rank without this name it counts nothing."""
+
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+
+from hpc.data.loader_agreement import extremes
+
+META_FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
+META_FIELDS += ("dataloader_idx", "metric_attribute")
+STATES = ("value", "cumulated_batch_size")
+
+
+class MatchingConnector(_LoggerConnector):
+    """Lightning's own connector, which reduces values in the order in which each rank has logged them."""
+
+    def epoch_end_reached(self) -> None:
+        super().epoch_end_reached()
+        self.trainer.strategy.end_computing_along()  # type: ignore[attr-defined]
+        match_names(self.trainer)
+
+    def on_epoch_end(self) -> None:
+        match_names(self.trainer)  # hooks at the end of an epoch have logged, too
+        super().on_epoch_end()
+
+    def update_eval_step_metrics(self, step: int) -> None:
+        if not self.trainer.strategy.is_computing_along:  # type: ignore[attr-defined]
+            super().update_eval_step_metrics(step)
+
+
+def match_names(trainer: Any) -> None:
+    """Let all ranks hold the same values to be reduced, in the same order. All of them call this.
+
+    A rank without a batch has logged nothing. It gets all names, as what monitors a value expects it on each rank.
+    """
+    group, results = trainer.strategy.host_group, trainer._results
+    if group is None or results is None:
+        return
+    logged = {key: result for key, result in results.valid_items() if result.meta.on_epoch}
+    is_without_batch = not logged
+    reduced = [key for key, result in logged.items() if _is_reduced(result)]
+    checksum = zlib.crc32(repr((is_without_batch, reduced)).encode())
+    least, most = extremes(checksum, group)
+    if least == most:
+        return
+    of_ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, {key: _describe(result) for key, result in logged.items()}, group=group)
+    names = {key: description for of_rank in of_ranks for key, description in of_rank.items()}
+    for key in sorted(names):
+        if key not in logged and (is_without_batch or names[key]["is_reduced"]):
+            results[key] = _without_value(names[key], trainer)
+        if key in results:
+            results[key] = results.pop(key)
+
+
+def _is_reduced(result: Any) -> bool:
+    """Return whether a value is reduced over all ranks: a tensor by Lightning, a metric of torchmetrics by itself."""
+    sync = result.meta.sync
+    return not sync.rank_zero_only and sync.group is None and (sync.should or not result.is_tensor)
+
+
+def _describe(result: Any) -> dict[str, Any]:
+    """Return what another rank must know to hold the same name, as plain data."""
+    return {
+        "meta": {name: getattr(result.meta, name) for name in META_FIELDS},
+        "reduce_fx": result.meta.reduce_fx.__name__,
+        "is_synced": result.meta.sync.should,
+        "is_reduced": _is_reduced(result),
+        "dtypes": {name: str(getattr(result, name).dtype) for name in STATES if hasattr(result, name)}
+        if result.is_tensor
+        else None,
+    }
+
+
+def _without_value(description: dict[str, Any], trainer: Any) -> _ResultMetric:
+    """Return a value that counts nothing in a sum or mean, and is neither the largest nor the smallest."""
+    meta, dtypes = _Metadata(**description["meta"], reduce_fx=description["reduce_fx"]), description["dtypes"]
+    meta.sync = _Sync(_should=description["is_synced"], fn=trainer.strategy.reduce)
+    result = _ResultMetric(meta, is_tensor=dtypes is not None)
+    for name, dtype in (dtypes or {}).items():
+        state = getattr(result, name)
+        setattr(result, name, state.to(trainer.strategy.root_device, getattr(torch, dtype.removeprefix("torch."))))
+    if dtypes is None:
+        result.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+    result._update_count = 1  # else torchmetrics warns of a value without an update
+    return result
