@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc.config import compose, preflight
+from hpc.config.sections import Layout, derive_layout
 from hpc.report.endings import Ending, explain_ending
 from hpc.report.findings import list_findings
 from hpc.report.run_statistics import RunStatistics
@@ -41,6 +42,10 @@ def composed(*words: str) -> dict[str, Any]:
 
 def config(words: list[str]) -> dict[str, Any]:
     return composed(*words)
+
+
+def layout(words: list[str]) -> Layout:
+    return derive_layout(OmegaConf.create(composed(*words)))
 
 
 FEW, EAGER = [*IMAGES, "data.num_workers=3"], [*GPU, "strategy.compile=false"]
@@ -106,6 +111,8 @@ def test_what_to_try(words: list[str], numbers: dict[str, Any], expected: str, o
         changed = compose.compose_overrides([*words, *override.split()], personal=False)
         if override != "trainer=gpu":  # on another machine
             preflight.check_rules(changed)
+        is_doubled = layout(words).global_batch_size != layout([*words, *override.split()]).global_batch_size
+        assert is_doubled == ("the global batch doubles" in sentence)
     assert len(more) <= 2
 
 
@@ -160,6 +167,81 @@ ENDS = [
     ("failed", "rank 0: ValueError: no", [], RESUME),
     ("failed", "rank 0: ConfigError: data.dir=x: there is no such directory", [], None),
 ]
+
+
+BY_DEVICE = ["data.global_batch_size=null"]
+# By whom the batch size is given, and what is typed besides.
+SHARES = [
+    (["data.global_batch_size=64"], []),
+    (["data.global_batch_size=36", "trainer.accumulate_grad_batches=2"], []),  # odd micro-batches
+    ([*BY_DEVICE, "data.batch_size=16"], ["data.batch_size=8"]),
+    ([*BY_DEVICE, "data.batch_size=15", "trainer.accumulate_grad_batches=3"], ["data.batch_size=5"]),
+]
+TRAINERS = [GPU, ["trainer=ddp", "trainer.devices=2", *GPU[1:]]]
+FULL = [
+    MEMORY,
+    "rank 1 on n1: torch.OutOfMemoryError: CUDA out of memory.",
+    "rank 0: RuntimeError: CUDA error: out of memory",
+    "rank 0: RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB",
+]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=["one", "two"])
+@pytest.mark.parametrize(("given", "beside"), SHARES)
+def test_after_a_full_gpu_the_same_global_batch_is_computed_in_smaller_pieces(
+    given: list[str], beside: list[str], trainer: list[str]
+) -> None:
+    words = [*trainer, *given]
+    for why in FULL:
+        sentence = explain_ending(Ending(1, "failed", why, 3), config(words), RESUME)
+        first, plan = re.findall("`(.+?)`", sentence)
+        assert plan == "python plan.py" and first.split()[1:] == beside
+    before, after = layout(words), layout([*words, *first.split()])
+    assert (after.global_batch_size, after.world_size) == (before.global_batch_size, before.world_size)
+    assert after.micro_batch_size < before.micro_batch_size
+    preflight.check_rules(compose.compose_overrides([*words, *first.split()], personal=False))
+    # The converse: the memory is not used, so the pieces may be as large as before.
+    (sentence, *_) = list_findings(make_statistics(**LEFT), config([*words, *first.split()]))
+    (back,) = re.findall("`(.+?)`", sentence)
+    again = layout([*words, *first.split(), *back.split()])
+    assert again.global_batch_size == before.global_batch_size and again.micro_batch_size > after.micro_batch_size
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (BY_DEVICE, "The loaders of the data give the batch size: halve it there, and type "
+                    "trainer.accumulate_grad_batches=2. `python plan.py`"),
+    ([*BY_DEVICE, "data.batch_size=1"], "A device computes one sample at a time already. `python plan.py`"),
+])  # fmt: skip
+def test_where_no_override_keeps_the_batch_a_sentence_says_what_to_do(words: list[str], expected: str) -> None:
+    sentence = explain_ending(Ending(1, "failed", MEMORY, 3), config([*GPU, *words]), RESUME)
+    assert expected in sentence and re.findall("`(.+?)`", sentence) == ["python plan.py"]
+
+
+def test_fewer_tensor_parallel_ranks_share_the_same_batch() -> None:
+    words = ["trainer=fsdp", *TEXT[1:], "strategy.tensor_parallel_size=4", *BY_DEVICE, "data.batch_size=8"]
+    (sentence, *_) = list_findings(make_statistics(communication_share=0.3), config(words))
+    (typed,) = re.findall("`(.+?)`", sentence)
+    assert typed == "strategy.tensor_parallel_size=2 data.batch_size=4"
+    assert layout(words).global_batch_size == layout([*words, *typed.split()]).global_batch_size
+    (sentence, *_) = list_findings(make_statistics(communication_share=0.3), config([*words, "data.batch_size=9"]))
+    assert not re.findall("`(.+?)`", sentence) and "if more devices can share the batch" in sentence
+
+
+@pytest.mark.parametrize(("why", "is_memory"), [
+    ("rank 0: FileNotFoundError: lsun/bedroom", False),
+    ("rank 0: ValueError: BloomModel has no head", False),
+    ("rank 0: RuntimeError: the layout of memory differs", False),
+    ("slurmstepd: error: Detected 1 oom_kill event", True),
+    ("oom-kill", True),
+    ("OUT_OF_MEMORY", True),
+    ("rank 0: MemoryError", True),
+    ("rank 0: _ArrayMemoryError: Unable to allocate 8 GiB", True),
+    ("rank 0: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed", True),
+    ("rank 0: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", True),
+])  # fmt: skip
+def test_memory_is_a_word_of_its_own(why: str, is_memory: bool) -> None:
+    sentence = explain_ending(Ending(1, "failed", why, 3), config([*GPU, "data.num_workers=0"]), RESUME)
+    assert ("needs more memory on a node: increase cluster.memory_gb" in sentence) == is_memory
 
 
 @pytest.mark.parametrize(("outcome", "why", "words", "typed"), ENDS)

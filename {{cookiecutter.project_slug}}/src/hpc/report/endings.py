@@ -8,6 +8,7 @@ from typing import Any
 
 from hpc.jobs import job_states
 from hpc.monitor.node_usage import Phase
+from hpc.report.batch_advice import smaller_micro_batch
 from hpc.report.run_statistics import config_value
 from hpc.report.run_table import ACTIVE, RunRow
 from hpc.run import history
@@ -17,6 +18,10 @@ SCHEDULER_OUTCOMES = {word.lower().replace("_", " ") for word in job_states.SLUR
 EXPECTED_OUTCOMES = {"finished", "continue"} | ACTIVE
 ROLLBACK = "`faults.nonfinite=rollback`: the run returns to the last checkpoint and skips these samples."
 MAX_REASON_LENGTH = 200  # characters in a sentence; the whole text is in errors/ and in the log
+GPU_MEMORY = r"OutOfMemoryError|\b(CUDA|HIP)\b.{0,20}out of memory"
+NODE_MEMORY = (
+    r"(?i)\bout.of.memory\b|\boom(\b|[-_ ]?kill)|\b(_Array)?MemoryError|DefaultCPUAllocator|DataLoader worker.*killed"
+)
 NO_END_RECORDED = "it recorded no end, as after SIGKILL or when its node is lost"
 
 
@@ -108,13 +113,12 @@ def _advice(ending: Ending, config: Mapping[str, Any], resume_command: str) -> I
 
 def _memory_advice(text: str, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield advice if the memory of a GPU or of a node was exhausted."""
-    accumulate = config_value(config, "trainer.accumulate_grad_batches")
-    if re.search("OutOfMemoryError|CUDA out of memory", text) and isinstance(accumulate, int):
-        effect = "the same batch is computed in pieces of half the size."
+    if re.search(GPU_MEMORY, text):
+        override, effect = smaller_micro_batch(config)
         more = "`python plan.py` with the overrides of this run lists more changes."
-        yield f"Try `trainer.accumulate_grad_batches={2 * accumulate}`: {effect} {more}"
-    if re.search(r"(?i)out.of.memory|oom|MemoryError|DataLoader worker.*killed", text):
+        yield f"Try `{override}`: {effect} {more}" if override else f"{effect} {more}".lstrip()
+    if re.search(NODE_MEMORY, text):
         num_workers = config_value(config, "data.num_workers")
         if isinstance(num_workers, int) and num_workers > 1:
             yield f"Try `data.num_workers={num_workers // 2}`: fewer processes hold data in the node's memory."
-        yield "The run needs more memory on a node: increase cluster.memory_gb, or use fewer ranks per node."
+        yield "The run needs more memory on a node: increase cluster.memory_gb."

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any
 
 from hpc.charts.units import format_percent, format_seconds
+from hpc.report.batch_advice import larger_micro_batch, less_communication
 from hpc.report.run_statistics import RunStatistics, config_value
 
 MAX_FINDINGS = 3
@@ -131,17 +132,11 @@ def _start_up_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iter
 
 
 def _communication_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share, batch = statistics.communication_share or 0, config_value(config, "data.global_batch_size")
-    if share < 0.15:
+    if (share := statistics.communication_share or 0) < 0.15:
         return
     observation = f"According to the profile, the devices wait for each other during {format_percent(share)} of a step."
-    if (ranks := config_value(config, "strategy.tensor_parallel_size") or 1) > 1:
-        effect = "fewer ranks then exchange what each layer computes, if the layers fit."
-        yield Finding(share, observation, f"strategy.tensor_parallel_size={ranks // 2}", effect)
-    elif isinstance(batch, int):
-        accumulate = config_value(config, "trainer.accumulate_grad_batches") or 1
-        override = f"data.global_batch_size={2 * batch} trainer.accumulate_grad_batches={2 * accumulate}"
-        effect = "gradients are then exchanged half as often, but the learning rate may have to change."
+    override, effect = less_communication(config)
+    if effect:
         yield Finding(share, observation, override, effect)
 
 
@@ -194,7 +189,7 @@ def _unused_gpu_memory(statistics: RunStatistics, config: Mapping[str, Any]) -> 
     if statistics.share("data") > 0.3 or (statistics.mfu or 0) > 0.45:
         return
     observation = f"At most {used:.1f} GB of a GPU's {capacity:.1f} GB are used, so a larger micro-batch fits."
-    yield Finding(0.1, observation, *_larger_micro_batch(config))
+    yield Finding(0.1, observation, *larger_micro_batch(config))
 
 
 RULES = (
@@ -229,23 +224,11 @@ def _max_batches(statistics: RunStatistics, config: Mapping[str, Any]) -> int | 
     return min(steps) * (accumulate if isinstance(accumulate, int) else 1) if steps else None
 
 
-def _larger_micro_batch(config: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the override that makes the micro-batch larger, and its effect."""
-    accumulate = config_value(config, "trainer.accumulate_grad_batches")
-    batch = config_value(config, "data.global_batch_size")
-    if isinstance(accumulate, int) and accumulate > 1 and accumulate % 2 == 0:
-        return f"trainer.accumulate_grad_batches={accumulate // 2}", "the same batch in half as many pieces."
-    if config_value(config, "strategy.activation_checkpointing") is True:
-        return "strategy.activation_checkpointing=false", "nothing is computed twice."
-    effect = "each kernel has more work, but the learning rate may have to change."
-    return (f"data.global_batch_size={2 * batch}", effect) if isinstance(batch, int) else (None, "")
-
-
 def _fewer_kernel_launches(config: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the override after which a step launches fewer or larger kernels, and its effect."""
     if config_value(config, "strategy.compile") is False:
         return "strategy.compile=true", "fewer and larger kernels are launched."
-    return _larger_micro_batch(config)
+    return larger_micro_batch(config)
 
 
 def _is_on_gpu(config: Mapping[str, Any]) -> bool:
