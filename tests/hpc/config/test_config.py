@@ -21,6 +21,7 @@ NEEDS = {
     "data=text": ["model=gpt_tiny", "data.files={text}"],
     "data=packed": ["data.file={packed}", "model=resnet18", "data.global_batch_size=8"],
     "data=stdlib": ["model=gpt_tiny"],
+    "data=none": ["model=huggingface", "model.folder={pretrained}"],
     "strategy=tensor_parallel": [*TEXT, *TWO],
     "trainer=ddp": ["cluster=slurm"],
     "trainer=fsdp": ["cluster=slurm"],

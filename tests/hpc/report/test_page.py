@@ -806,6 +806,7 @@ def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
 def test_a_note_says_what_pbs_does_not_count(run_dir: Path, commands: Path) -> None:
     job = {"job_state": "F", "Exit_status": 0, "resources_used": {"mem": "15mb"}}
     stub(commands, "qstat", qstat({"17.server": job}))
+    (run_dir / "config.yaml").write_text(config_text().replace("scheduler: slurm", "scheduler: pbs"))
     view = reported(run_dir)[0].under("Scheduler accounting")
     assert "15mb" in view and "leave out the ranks" in view
 

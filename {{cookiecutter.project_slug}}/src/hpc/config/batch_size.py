@@ -9,7 +9,7 @@ from hpc.config.errors import ConfigError, require_at_least
 from hpc.config.sections import derive_layout
 
 GLOBAL, PER_DEVICE = "global_batch_size", "batch_size"
-OF_LOADERS = "stream_splits"  # a key of `data` that its class does not take
+OF_LOADERS = "stream_splits"  # a key of `data` that its class does not take; configs/train.yaml explains
 
 
 def check_batch_size(cfg: DictConfig) -> None:

@@ -170,7 +170,7 @@ def is_on_gpu(cfg: DictConfig) -> bool:
     return cfg.trainer.accelerator != "cpu"
 
 
-STREAM_SPLITS = ("ranks", "workers", "nothing")  # values of data.stream_splits; configs/train.yaml explains
+STREAM_SPLITS = ("ranks", "workers", "nothing")  # values of data.stream_splits
 # Keys whose values are text: an account 0123 or a partition called no stays what was typed.
 TEXT_KEYS = {field.name for field in fields(RunConfig) if field.type in (str, str | None)}
 TEXT_KEYS |= {f"cluster.{field.name}" for field in fields(ClusterConfig) if field.type in (str, str | None)}

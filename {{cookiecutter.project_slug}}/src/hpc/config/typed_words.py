@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import signatures, trust
+from hpc.config.batch_size import OF_LOADERS
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import escape_quotes
 from hpc.config.project import CONFIGS
@@ -67,6 +68,8 @@ def _is_argument(word: str, cfg: DictConfig) -> bool:
         return False
     above, _, last = word.partition("=")[0].rpartition(".")
     node = OmegaConf.select(cfg, above, default=None)
+    if (above, last) == ("data", OF_LOADERS):
+        return last not in (node or {})
     if not isinstance(node, DictConfig) or last in node or not isinstance(target := node.get("_target_"), str):
         return False
     with suppress(ConfigError):  # the rules report a class that cannot be found
