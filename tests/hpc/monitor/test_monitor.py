@@ -119,6 +119,8 @@ def test_two_ranks_of_a_node_stopped_and_gone_on(start: Callable, tmp_path: Path
     assert {phase["attempt"] for phase in later} == {2} and whats[0] == "start" and whats[-1] == "test"
     assert [whats.count(what) for what in ("start", "epoch", "validation", "test")] == [1, 2, 2, 1]
     assert "checkpoint" in whats and all(phase["begin"] <= phase["end"] for phase in noted(run_dir))
+    ends = [event for event in attempt_log.read_events(run_dir) if event["event"] == "end"]
+    assert "validated" not in ends[0] and "val/loss" in ends[1]["validated"], "for a table of many runs"
     assert [phase["step"] for phase in first] == [1, 6] and later[-1]["step"] == later[-2]["step"]
 
 

@@ -7,6 +7,7 @@ from collections import UserDict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -16,6 +17,7 @@ import torch
 from fork import QUIET, scalars
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -102,6 +104,8 @@ def test_waiting_for_data_while_a_gpu_computes_costs_nothing() -> None:
         ("Tesla V100-SXM2-32GB", "16-mixed", 125.0),
         ("Tesla V100-SXM2-32GB", "32-true", 15.7),
         ("NVIDIA L40S", "bf16-mixed", 362.0),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16-mixed", None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "bf16-mixed", None),
         ("AMD Instinct MI250X", "bf16-mixed", 191.5),
         ("Tesla V100-SXM2-32GB", "bf16-mixed", None),
         ("cpu", "32-true", None),
@@ -404,6 +408,16 @@ def _count_on_one_rank(rank: int) -> float:
     number = torch.ones(1)
     torch.distributed.all_reduce(number)  # the ranks' next exchange is not mixed up
     return float(number) + flops
+
+
+def test_a_forward_in_which_ranks_wait_for_each_other_is_not_ones_own() -> None:
+    own = [
+        own_time.OwnTime(
+            SimpleNamespace(strategy=DDPStrategy(), profiler=None, lightning_module=network)
+        ).has_own_forward
+        for network in (torch.nn.BatchNorm1d(3), torch.nn.Sequential(torch.nn.SyncBatchNorm(3)))
+    ]
+    assert own == [True, False]
 
 
 @pytest.mark.slow

@@ -599,6 +599,55 @@ def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
     assert ", of 2 GPU(s)" in reported(run_dir)[0].under("Use of the nodes")
 
 
+def without_power(file: Path, *gpus: int) -> None:
+    """Make these GPUs report no power."""
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    for cells in lines[1:]:
+        for gpu in gpus:
+            cells[lines[0].index(f"gpu{gpu}_watts")] = ""
+    file.write_text("".join(",".join(cells) + "\n" for cells in lines))
+
+
+def test_power_that_is_unknown_is_no_energy_of_0(run_dir: Path) -> None:
+    whole = node_usage.read_node(run_dir / "monitor" / "n1.csv")[0].energy_joules()
+    without_power(run_dir / "monitor" / "n1.csv", 1)
+    assert whole and node_usage.read_node(run_dir / "monitor" / "n1.csv")[0].energy_joules() == whole / 2
+    assert ", of 3 of 4 GPU(s): others report no power" in reported(run_dir)[0].under("Use of the nodes")
+    without_power(run_dir / "monitor" / "n1.csv", 0)
+    without_power(run_dir / "monitor" / "n2.csv", 0, 1)
+    assert "energy" not in reported(run_dir)[0].under("Use of the nodes")
+
+
+def test_many_phases_are_no_damage(run_dir: Path) -> None:
+    file = run_dir / "monitor" / "phases.jsonl"
+    before, num_phases = file.read_text(), len(node_usage.read_phases(run_dir))
+    line = json.dumps({"what": "checkpoint", "begin": BEGAN + 400, "end": BEGAN + 400, "attempt": 1, "step": 1}) + "\n"
+    count = 5 * 2**20 // len(line)
+    file.write_text(before + count * line)
+    assert node_usage.count_damaged_phases(run_dir) == 0
+    assert len(node_usage.read_phases(run_dir)) == num_phases + count
+
+
+def test_curves_for_which_there_is_no_room_are_named() -> None:
+    tags = [*(f"train/metric_{number:02}" for number in range(20)), "train/loss", "lr", "grad_norm"]
+    many = event_files.RunCurves({tag: [(1, 1.0), (2, 2.0)] for tag in tags})
+    titles = [shown.title for shown in run_charts.curve_charts(many)]
+    assert titles == ["loss", *(f"metric {number:02}" for number in range(9)), "learning rate", "gradient norm"]
+    assert run_charts.omitted_curves(many) == [f"metric_{number:02}" for number in range(9, 20)]
+    few = event_files.RunCurves({tag: [(1, 1.0)] for tag in tags[:3]})
+    assert len(run_charts.curve_charts(few)) == 3 and not run_charts.omitted_curves(few)
+
+
+def test_the_page_names_curves_that_it_does_not_show(run_dir: Path) -> None:
+    writer = SummaryWriter(str(run_dir / "tensorboard"))
+    for number in range(20):
+        writer.add_scalar(f"train/metric_{number:02}", 1.0, 1)
+    writer.close()
+    assert "TensorBoard shows" in reported(run_dir)[0].under("Curves") and "metric_19" in reported(run_dir)[0].under(
+        "Curves"
+    )
+
+
 def test_gaps_between_samples_count_no_energy(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
     before = node_usage.read_node(file)[0].energy_joules()
@@ -741,7 +790,19 @@ def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -
         writer.close()
         (file,) = tmp_path.glob("*.tfevents.*.*")
         file.rename(tmp_path / f"events.out.tfevents.{value:.0f}")  # not in the order of a process's 9th and 10th file
-    assert event_files.read_curves(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
+    points = [(1, 1.0), (2, 5.0)]  # step 3 was abandoned, and has not been made again yet
+    assert event_files.read_curves(tmp_path).points["loss"] == points
+
+
+def test_no_point_of_an_abandoned_attempt_stays_among_those_of_the_next(tmp_path: Path) -> None:
+    """Check an attempt that logs at other steps than the one before."""
+    curve = event_files.Curve()
+    for file, steps in enumerate([(10, 20, 30, 40), (25, 32, 39)]):
+        for step in steps:
+            curve.add(step, float(file), file=file)
+    assert curve.points() == [(10, 0.0), (20, 0.0), (25, 1.0), (32, 1.0), (39, 1.0)]
+    curve.add(35, 7.0, file=1)  # a researcher's own order within an attempt
+    assert {32, 35, 39} <= {step for step, _ in curve.points()}
 
 
 def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:

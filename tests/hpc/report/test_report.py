@@ -21,7 +21,7 @@ from rich.console import Console
 from hpc.config import compose, errors
 from hpc.jobs import job, job_states
 from hpc.report import run_table
-from hpc.run import attempt_log, causes, history
+from hpc.run import attempt_log, causes, history, last_seen
 from hpc.submit import scheduler
 
 NOW = 1_800_000_000.0
@@ -238,6 +238,21 @@ def test_what_the_last_end_says_goes_before_tensorboard(runs: Path) -> None:
     assert (only(runs)["step"], only(runs)["metric"]) == ("40", "test/accuracy 0.91")
     attempt(run_dir)
     assert (only(runs)["step"], only(runs)["metric"]) == ("41", "test/accuracy 0.91")
+
+
+def test_what_a_run_has_validated_is_in_its_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a table of many runs reads no curves: it would take seconds for ten of them."""
+    run_dir = runs / "digits"
+    scalars(run_dir, "1", s41={"val/accuracy": 0.5})
+    first, options = attempt(run_dir), {"step": 40, "outcome": "continue", "validated": {"val/accuracy": 0.75}}
+    attempt_log.record_end(run_dir, None, attempt=first, **options)
+    with monkeypatch.context() as context:
+        context.setattr(
+            last_seen, "newest_step_and_validation_metrics", lambda *_, **__: pytest.fail("curves are read")
+        )
+        assert (only(runs)["step"], only(runs)["metric"]) == ("40", "val/accuracy 0.75")
+    attempt(run_dir)
+    assert only(runs)["metric"] == "val/accuracy 0.5", "of a run that goes on, the newest"
 
 
 def test_a_metric_may_have_any_name(runs: Path) -> None:

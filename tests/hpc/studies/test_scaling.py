@@ -138,6 +138,7 @@ def test_efficiency_is_held_against_the_first_measured_point() -> None:
     rows = rows_of({2: rates[2], 4: rates[4]}, "nodes=1,2,4")  # the first one waits
     assert [row.efficiency for row in rows] == [None, 1.0, pytest.approx(0.8)]
     assert [row.state for row in rows] == ["pending (Priority)", "finished", "finished"]
+    assert "efficiency, % of nodes=2" in scaling_table.format_rows(rows)[0], "not of the first point, which is unknown"
 
 
 def test_the_table_has_the_digits_that_people_compare() -> None:

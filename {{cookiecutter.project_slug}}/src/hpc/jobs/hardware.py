@@ -109,9 +109,13 @@ def gpu_from_config_name(name: str) -> GPU:
 
 
 def gpu_from_device_name(device_name: str) -> GPU | None:
-    """Return the GPU whose name is the longest that occurs in `device_name`, e.g. "NVIDIA H100 80GB HBM3"."""
-    gpus = _read_hardware()["gpus"]
+    """Return the GPU whose name is the longest that occurs in `device_name`, e.g. "NVIDIA H100 80GB HBM3".
+
+    A slice of a GPU, such as "NVIDIA A100-SXM4-40GB MIG 1g.5gb", is not that GPU.
+    """
+    gpus, slice_word = _read_hardware()["gpus"], re.compile(r"\bMIG\b")
     matches = [name for name in gpus if re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", device_name)]
+    matches = [name for name in matches if slice_word.search(name) or not slice_word.search(device_name)]
     return GPU(name := max(matches, key=len), **gpus[name]) if matches else None
 
 

@@ -37,17 +37,20 @@ class Curve:
     last: PlotPoint | None = None
     num_added: int = 0
     stride: int = 1  # one of so many points is kept
+    file: int = 0  # number of the file that the last point is from: each attempt writes its own
 
     def points(self) -> list[PlotPoint]:
         extremes = [point for point in (self.low, self.high, self.last) if point]
         return sorted((self.values | dict(extremes)).items())  # type: ignore[arg-type]
 
-    def add(self, step: int, value: float) -> None:
+    def add(self, step: int, value: float, *, file: int = 0) -> None:
         if self.last and step <= self.last[0]:  # the run resumed from a checkpoint and repeats this step
+            if file != self.file:  # what the attempt before made of the steps from here on was abandoned
+                self.values = {earlier: kept for earlier, kept in self.values.items() if earlier < step}
             self.low, self.high = (
                 extreme if extreme and extreme[0] < step else None for extreme in (self.low, self.high)
             )
-        self.last = (step, value)
+        self.last, self.file = (step, value), file
         if isfinite(value):
             self.low = min(self.low or self.last, self.last, key=lambda point: point[1])
             self.high = max(self.high or self.last, self.last, key=lambda point: point[1])
@@ -93,12 +96,12 @@ def read_curves(*folders: Path) -> RunCurves:
         return run
     curves: dict[str, Curve] = defaultdict(Curve)
     num_records = 0
-    for file in files:
+    for number, file in enumerate(files):
         damaged = 0
         try:
             for event in _events(file, Event):
                 damaged += event is None
-                _add_event(event, curves, run)
+                _add_event(event, curves, run, file=number)
                 num_records += 1
                 if num_records == MAX_RECORDS:
                     raise ValueError(f"there are more than {MAX_RECORDS} points")
@@ -114,10 +117,10 @@ def read_curves(*folders: Path) -> RunCurves:
     return run
 
 
-def _add_event(event: Any, curves: dict[str, Curve], run: RunCurves) -> None:
+def _add_event(event: Any, curves: dict[str, Curve], run: RunCurves, *, file: int) -> None:
     for value in event.summary.value if event else ():
         if value.HasField("simple_value"):
-            curves[value.tag].add(event.step, value.simple_value)
+            curves[value.tag].add(event.step, value.simple_value, file=file)
         elif value.tag == PROFILE_TAG and value.tensor.string_val:
             run.profile = value.tensor.string_val[0].decode(errors="replace").partition("\n")[0]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc.run.job_logs import read_tail
 from hpc.system.files import append_whole, open_regular_file, parse_json
 
-MAX_BYTES = 32 * 2**20  # of samples that are read, in about 3 s; of more samples, one in so many is read
+MAX_BYTES = 32 * 2**20  # of phases, and of samples that are read, in about 3 s; of more samples, one in so many is read
 GAP_INTERVALS = 5  # after so many intervals without a sample, the time between counts as unknown
 NOT_TRAINING = ("start", "validation", "checkpoint", "test")  # phases
 MAX_CELL_VALUE = 1e12  # the largest value that a cell may have
@@ -99,21 +99,28 @@ class NodeSamples:
         """Return the mean use of its GPUs, by sample."""
         return [known_mean(values) for values in zip(*self.gpu_columns("percent"), strict=True)]
 
-    def energy_joules(self) -> float:
-        """Return the energy of its GPUs by the trapezoidal rule; gaps between samples count as 0."""
+    def num_gpus_with_power(self) -> int:
+        """Return how many of its GPUs report their power."""
+        return sum(any(value == value for value in column) for column in self.gpu_columns("watts"))
+
+    def energy_joules(self) -> float | None:
+        """Return the energy of the GPUs that report their power, by the trapezoidal rule; None if it is unknown.
+
+        Gaps between samples count as 0.
+        """
         from statistics import median  # not above: a sampler needs none of the twenty modules that it imports
 
         times, attempts = self.times, self.columns.get("attempt", ())
         intervals = [after - before for before, after in pairwise(times)]
         longest = GAP_INTERVALS * median(intervals) if intervals else 0
-        watts = [
-            sum(value for value in values if value == value) for values in zip(*self.gpu_columns("watts"), strict=True)
-        ]
-        return sum(
+        joules = [
             seconds * (watts[index] + watts[index + 1]) / 2
-            for index, seconds in enumerate(intervals if watts else [])
+            for watts in self.gpu_columns("watts")
+            for index, seconds in enumerate(intervals)
             if 0 < seconds <= longest and attempts[index] == attempts[index + 1]
-        )
+        ]
+        known = [value for value in joules if value == value]
+        return sum(known) if known else None
 
 
 def read_nodes(run_dir: Path) -> tuple[list[NodeSamples], list[str]]:
@@ -170,7 +177,8 @@ def count_damaged_phases(run_dir: Path) -> int:
 
 
 def _phase_lines(run_dir: Path) -> list[Phase | None]:
-    return [_phase(line) for line in read_tail(run_dir / "monitor" / "phases.jsonl").splitlines() if line.strip()]
+    text = read_tail(run_dir / "monitor" / "phases.jsonl", max_bytes=MAX_BYTES)
+    return [_phase(line) for line in text.splitlines() if line.strip()]
 
 
 def _phase(line: str) -> Phase | None:

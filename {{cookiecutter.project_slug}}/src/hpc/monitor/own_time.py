@@ -1,7 +1,7 @@
 """The time of a step that a rank spends by itself, by which a slow rank is found.
 
 A step takes equally long on all ranks, as they wait for each other. Until a rank's backward begins it waits for none,
-unless its forward gathers shards of parameters: then only the wait for data is its own.
+unless its forward gathers shards of parameters or statistics (SyncBatchNorm): then only the wait for data is its own.
 """
 
 from time import perf_counter
@@ -19,7 +19,9 @@ class OwnTime:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         strategy = trainer.strategy
-        self.has_own_forward = isinstance(strategy, DDPStrategy) and not getattr(strategy, "zero_stage_3", False)
+        waits = any(isinstance(part, torch.nn.SyncBatchNorm) for part in trainer.lightning_module.modules())
+        is_replicated = isinstance(strategy, DDPStrategy) and not getattr(strategy, "zero_stage_3", False)
+        self.has_own_forward = is_replicated and not waits
         self._spans: list[tuple[Any, Any]] = []  # moments at which the device began a batch, and its backward
         self._num_batches = self._num_steps = 0
         self._waited_before = data_wait_seconds(trainer) or 0.0

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -23,13 +23,31 @@ UNITS = ((7200, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
 
 def curve_charts(curves: RunCurves) -> list[Chart]:
     """Return the charts of what was logged, the loss first; training and validation share a chart."""
+    groups = _curve_groups(curves)
+    titles = {name: LAST_CURVES.get(name, name.replace("_", " ")) for name in _shown_names(groups)}
+    return [_curve_chart(title, groups[name], curves) for name, title in titles.items()]
+
+
+def omitted_curves(curves: RunCurves) -> list[str]:
+    """Return the names of the curves for which there is no room."""
+    groups = _curve_groups(curves)
+    return sorted(groups.keys() - set(_shown_names(groups)))
+
+
+def _curve_groups(curves: RunCurves) -> dict[str, list[str]]:
+    """Return the tags of curves by their name, without the part of the run that logged them."""
     groups: dict[str, list[str]] = defaultdict(list)
     for tag in curves.points:
         if not tag.startswith(("perf/", "test/", "hp_metric", "epoch")):
             groups[tag.rpartition("/")[2]].append(tag)
-    names = sorted(groups, key=lambda name: (name in LAST_CURVES, name != "loss", name))
-    titles = {name: LAST_CURVES.get(name, name.replace("_", " ")) for name in names[:MAX_CURVE_CHARTS]}
-    return [_curve_chart(title, groups[name], curves) for name, title in titles.items()]
+    return groups
+
+
+def _shown_names(groups: Collection[str]) -> list[str]:
+    """Return the curves that are shown, in their order: learning rate and gradient norm come last, but are shown."""
+    last = [name for name in LAST_CURVES if name in groups]
+    others = sorted((name for name in groups if name not in last), key=lambda name: (name != "loss", name))
+    return [*others[: MAX_CURVE_CHARTS - len(last)], *last]
 
 
 def _curve_chart(title: str, tags: Sequence[str], curves: RunCurves) -> Chart:

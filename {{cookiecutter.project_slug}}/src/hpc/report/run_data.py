@@ -135,9 +135,8 @@ def _begin(attempt: AttemptRecord, phases: Sequence[Phase]) -> float:
 
 
 def _joules(nodes: Sequence[NodeSamples]) -> float | None:
-    if not any(node.gpu_columns("watts") for node in nodes):
-        return None
-    return sum(node.energy_joules() for node in nodes)
+    known = [joules for node in nodes if (joules := node.energy_joules()) is not None]
+    return sum(known) if known else None
 
 
 def _time_notes(run: RunRecord) -> list[str]:

@@ -29,9 +29,10 @@ PBS_NOTE = (
 
 def run_sections(data: RunData) -> list[Section]:
     """Return all sections. A section without data says why."""
-    curves = run_charts.curve_charts(data.curves)
+    curves, names = run_charts.curve_charts(data.curves), run_charts.omitted_curves(data.curves)
+    omitted = [f"TensorBoard shows {len(names)} more: {', '.join(names)}."] if names else []
     training = [
-        Section("Curves", [Figures(curves) if curves else "The events files contain no curves."]),
+        Section("Curves", [Figures(curves) if curves else "The events files contain no curves.", *omitted]),
         Section("Throughput", _throughput(data)),
     ]
     measured = [
@@ -190,7 +191,11 @@ def _usage_facts(data: RunData) -> dict[str, str]:
     if data.joules is None:
         return facts
     num_gpus = sum(len(node.gpu_columns("watts")) for node in data.nodes)
-    return facts | {"energy of the GPUs": f"{format_energy(data.joules)}, of {num_gpus} GPU(s)"}
+    num_known = sum(node.num_gpus_with_power() for node in data.nodes)
+    gpus = (
+        f"{num_gpus} GPU(s)" if num_known == num_gpus else f"{num_known} of {num_gpus} GPU(s): others report no power"
+    )
+    return facts | {"energy of the GPUs": f"{format_energy(data.joules)}, of {gpus}"}
 
 
 def _accounts(data: RunData) -> list[Block]:

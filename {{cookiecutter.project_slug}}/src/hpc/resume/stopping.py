@@ -96,8 +96,9 @@ def end_attempt(
     """
     if trainer.is_global_zero:
         attempt_log.record_end(
-            run.run_dir, run.claim, attempt=run.number, step=step, outcome=outcome, why=why, metrics=metrics
-        )
+            run.run_dir, run.claim, attempt=run.number, step=step, outcome=outcome, why=why, metrics=metrics,
+            validated=run.validation_metrics,
+        )  # fmt: skip
     if outcome == "finished":
         record.log_result(trainer, run.cfg, metrics=run.validation_metrics)
     agreement.barrier()

@@ -205,6 +205,7 @@ def finish(run: Attempt, trainer: L.Trainer, metrics: dict[str, Any]) -> None:
     if run.claim:
         values = {name: float(value) for name, value in metrics.items()}
         attempt_log.record_end(
-            run.run_dir, run.claim, attempt=run.number, step=trainer.global_step, outcome="finished", metrics=values
-        )
+            run.run_dir, run.claim, attempt=run.number, step=trainer.global_step, outcome="finished", metrics=values,
+            validated=run.validation_metrics,
+        )  # fmt: skip
     run.metrics = metrics if trainer.is_global_zero else {}

@@ -23,7 +23,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attempt", "step", "from_step", "trained_step", "trained_batches"), (int,)),
     **dict.fromkeys(("world_size", "gpus_per_node", "nodes"), (int,)),
     **dict.fromkeys(("hosts", "log_dirs", "jobs"), (list,)),
-    **dict.fromkeys(("metrics", "logs", "reached"), (dict,)),
+    **dict.fromkeys(("metrics", "validated", "logs", "reached"), (dict,)),
     **dict.fromkeys(("event", "outcome", "why", "code", "launcher", "writer"), (str,)),
     **dict.fromkeys(("job", "scheduler", "error"), (str, type(None))),
     **dict.fromkeys(("time", "seconds"), NUMBER),
@@ -58,8 +58,13 @@ def record_end(
     outcome: str,
     why: str = "",
     metrics: Mapping[str, float] | None = None,
+    validated: Mapping[str, float] | None = None,
 ) -> None:
     """Record the end of an attempt and write the verdict.
+
+    Args:
+        metrics: of the test or prediction.
+        validated: metrics of the last validation, so that a table of runs need not read their curves.
 
     Raises:
         PermissionError: another attempt has taken over the directory.
@@ -68,6 +73,7 @@ def record_end(
         raise PermissionError(errno.EPERM, "another attempt has taken over", str(path))
     event = {"event": "end", "attempt": attempt, "time": time.time()}
     event |= {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})}
+    event |= {"validated": dict(validated)} if validated else {}
     append_json_line(path / "attempts.jsonl", event)
     write_verdict(path, attempt, step=step, outcome=outcome, why=why)
 

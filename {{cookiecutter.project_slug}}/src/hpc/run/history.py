@@ -112,16 +112,19 @@ def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     """Return the last step, and one metric as text: of the last test, else of the last validation."""
     ends = [attempt.end for attempt in run.attempts if attempt.end]
     end = ends[-1] if ends else {}
-    tested = {name: value for name, value in end.get("metrics", {}).items() if isinstance(value, int | float)}
+    tested, validated = (
+        {name: value for name, value in end.get(key, {}).items() if isinstance(value, int | float)}
+        for key in ("metrics", "validated")
+    )
     step = end.get("step")
-    if not run.attempts or (tested and run.attempts[-1].end):
-        return step, _main_metric(tested)
-    curve_step, validated = last_seen.newest_step_and_validation_metrics(
+    if not run.attempts or (run.attempts[-1].end and (tested or validated)):
+        return step, _main_metric(tested or validated)
+    curve_step, newest_metrics = last_seen.newest_step_and_validation_metrics(
         *attempt_log.curve_folders(run.path), monitor=config_word(run, "checkpoint", "monitor")
     )
     steps = [curve_step, last_seen.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
-    return step if run.attempts[-1].end else newest, _main_metric(tested or validated)
+    return step if run.attempts[-1].end else newest, _main_metric(tested or newest_metrics)
 
 
 def config_word(run: RunRecord, section: str, key: str) -> str:

@@ -36,11 +36,11 @@ def first_logged_error(run_dir: Path, job: str | None) -> str:
     return ""
 
 
-def read_tail(path: Path) -> str:
-    """Return the end of a text file, at most `MAX_BYTES` of it; "" if it cannot be read."""
+def read_tail(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
+    """Return the end of a text file, at most `max_bytes` of it; "" if it cannot be read."""
     try:
         with open_regular_file(path) as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_BYTES))
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - max_bytes))
             return stream.read().decode(errors="replace")
     except OSError:
         return ""

@@ -58,7 +58,9 @@ def make_rows(runs: Sequence[PointRun], rates: Mapping[int, RunRates]) -> list[S
 def format_rows(rows: Sequence[ScalingRow]) -> list[str]:
     """Return the table as lines for the terminal."""
     unit = next((row.unit for row in rows if row.unit), "samples")
-    head = ["nodes", "devices", "batch", "lr", f"{unit}/s", "efficiency %", *(f"{part} ms" for part in PARTS), "state"]
+    base = next((row.nodes for row in rows if row.efficiency is not None), rows[0].nodes if rows else 0)
+    efficiency = "efficiency %" if not rows or base == rows[0].nodes else f"efficiency, % of nodes={base}"
+    head = ["nodes", "devices", "batch", "lr", f"{unit}/s", efficiency, *(f"{part} ms" for part in PARTS), "state"]
     return table_lines(head, [_cells(row) for row in rows])
 
 
