@@ -9,11 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from test_curves import fitted
 from test_node import table, until
 
 from hpc.config.errors import ConfigError
+from hpc.monitor import sampler
 from hpc.monitor.monitor import Monitor
 from hpc.run import attempt_log
 
@@ -53,6 +57,28 @@ def test_the_first_step_may_be_the_whole_epoch(tmp_path: Path) -> None:
     (tmp_path / "monitor").mkdir()
     fitted(tmp_path, [1.0, 2.0], callbacks=[monitor], accumulate_grad_batches=3, max_epochs=2)
     assert [note["step"] for note in noted(tmp_path) if note["what"] == "start"] == [1]
+
+
+def test_a_validation_begins_before_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor, times = Monitor(str(tmp_path), 1), []
+    monkeypatch.setattr(sampler, "start_sampler", lambda *_, **__: None)
+
+    class Watched(torch.utils.data.DataLoader):
+        def __iter__(self) -> Any:
+            times.append(time.time())
+            while time.time() < times[-1] + 0.01:  # phases are noted in milliseconds
+                pass
+            return super().__iter__()
+
+    module = BoringModel()
+    module.val_dataloader = lambda: Watched(RandomDataset(32, 4))  # type: ignore[method-assign]
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[monitor], max_epochs=2, limit_train_batches=2, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module)
+    begins = [note["begin"] for note in noted(tmp_path) if note["what"] == "validation"]
+    assert len(begins) == 2 and all(begin <= made + 0.001 for begin, made in zip(begins, times[1:], strict=True))
 
 
 def noted(run_dir: Path) -> list[dict]:

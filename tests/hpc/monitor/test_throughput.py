@@ -21,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from hpc.jobs.hardware import peak_flops
-from hpc.monitor import throughput
+from hpc.monitor import own_time, pauses, throughput
 from hpc.monitor.flops import StepFlops
 from hpc.monitor.throughput import Throughput, Window, window_numbers
+from hpc.training import step_overhead
 from hpc.training.step_overhead import DataWaitClock
 from my_research.models.gpt import GPT
 from my_research.models.resnet import ResNet
@@ -163,6 +164,65 @@ def test_an_epoch_may_end_with_a_step_of_fewer_batches(
     expected = {1: [(step, 1, 2 if step % 3 == 2 else 3) for step in range(1, 9)], 3: [(2, 2, 5), (5, 3, 8), (8, 3, 8)]}
     logged = [(step, window.num_steps, len(window.spans)) for step, window in zip(logs, windows, strict=True)]
     assert logged == expected[every]
+
+
+class Clock:
+    """A clock that goes on only where a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Validated(Module):
+    """A module whose steps take a second, whose validation needs 10 s for its workers, and whose saves take 1000 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.clock.now += 1
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.clock.now += 100
+
+    def val_dataloader(self) -> Any:
+        clock = self.clock
+
+        class SlowToStart(DataLoader):
+            def __iter__(self) -> Any:
+                clock.now += 10
+                return super().__iter__()
+
+        return SlowToStart([PAIR], batch_size=None)  # type: ignore[arg-type]
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_step % 3 == 0:
+            self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "own.ckpt")
+
+    def on_validation_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "validated.ckpt")
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        self.clock.now += 1000
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_validations_with_their_workers_and_saves_are_no_part_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    clock = Clock()
+    for module in (throughput, own_time, pauses, step_overhead):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    options = {"max_epochs": 2, "val_check_interval": 2, "log_every_n_steps": every}
+    logs = points(tmp_path, [PAIR] * 8, Validated(clock), **options)
+    seconds = [numbers["perf/step_seconds"] for numbers in logs.values() if "perf/step_seconds" in numbers]
+    assert len(seconds) == {1: 15, 4: 4}[every] and clock.now == 16 + 9 * 110 + 13 * 1000
+    assert seconds == [1.0] * len(seconds)
 
 
 @pytest.mark.parametrize("profiler", [None, SimpleProfiler(), DataWaitClock()])

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 
 from hpc.monitor import sampler
+from hpc.monitor.pauses import PauseClock
 from hpc.resume.resume import Resume
 from hpc.run import attempt_log
 from hpc.system import process
@@ -28,6 +29,7 @@ class Monitor(L.Callback):
         self.attempt: int | None = None
         self._sampler_pipe: int | None = None  # a byte in it ends the sampler
         self._begins: dict[str, float] = {}  # unix time by phase
+        self._pauses: PauseClock | None = None
         self._epochs_left = MAX_RECORDED_EPOCHS
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -38,6 +40,7 @@ class Monitor(L.Callback):
         if not trainer.is_global_zero:
             step_overhead.disable_hook(self, "on_train_batch_end")
         else:
+            self._pauses = PauseClock(trainer) if stage == "fit" else None
             with suppress(OSError):
                 (self.run_dir / "monitor").mkdir(parents=True, exist_ok=True)
         if trainer.local_rank == 0:
@@ -68,7 +71,8 @@ class Monitor(L.Callback):
             self._note(trainer, "epoch")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begins["validation"] = time.time()
+        # The validation's workers have started before this.
+        self._begins["validation"] = self._pauses.begin_time if self._pauses else time.time()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking:  # the sanity check is a part of the start

@@ -11,6 +11,7 @@ from hpc.data.batch_contents import BatchSize, measure_batch
 from hpc.jobs.hardware import peak_flops
 from hpc.monitor.flops import StepFlops
 from hpc.monitor.own_time import OwnTime, data_wait_seconds, elapsed_seconds, record_moment
+from hpc.monitor.pauses import PauseClock
 from hpc.resume.agreement import Agreement, RankTimes
 from hpc.resume.resume import Resume
 from hpc.training import dry_run, step_overhead
@@ -24,6 +25,7 @@ class Window:
     begin: float
     # The wait for data: since the start of training at first, within this window at its end; None: not measured.
     waited: float | None
+    paused: float = 0.0  # for validations and saves, counted likewise
     num_steps: int = 0
     num_units: int = 0  # samples or tokens
     units: set[str] = field(default_factory=set)  # of the batches
@@ -49,7 +51,7 @@ class Window:
 
 
 class Throughput(L.Callback):
-    """Log means over the last `trainer.log_every_n_steps` steps, without the validations between them.
+    """Log means over the last `trainer.log_every_n_steps` steps, without validations and saves.
 
     - perf/samples_per_second (tokens for text) of all devices, and with the suffix _per_device
     - perf/tflops per device, and perf/mfu, their share of the device's peak
@@ -66,7 +68,7 @@ class Throughput(L.Callback):
         self._window: Window | None = None
         self._finished: tuple[int, Window] | None = None  # step and window, which the device may still compute
         self._batch_begin: Any = None
-        self._validation_begin = 0.0
+        self._pauses: PauseClock | None = None
         self._step_flops: StepFlops | None = None  # until the first batch
         self._counted: BatchSize | None = None  # the first batch, whose FLOPs were counted
         self._flops_per_unit: float | None = None
@@ -81,6 +83,7 @@ class Throughput(L.Callback):
             step_overhead.disable_hook(self, "on_before_backward")
         if not trainer.is_global_zero:
             return
+        self._pauses = PauseClock(trainer)
         if data_wait_seconds(trainer) is None:
             name = type(trainer.profiler).__name__
             print(f"perf/data_seconds is not logged: trainer.profiler is {name}, which does not measure it; "
@@ -145,8 +148,9 @@ class Throughput(L.Callback):
             self._own_time.end_step()
         if not trainer.is_global_zero:
             return
+        paused = self._pauses.seconds if self._pauses else 0.0
         if (window := self._window) is None:  # the first step compiles and allocates, so it is not measured
-            self._window = Window(perf_counter(), data_wait_seconds(trainer)) if is_step else None
+            self._window = Window(perf_counter(), data_wait_seconds(trainer), paused) if is_step else None
             return
         window.spans.append((self._batch_begin, record_moment(pl_module.device)))
         window.add(batch)
@@ -155,17 +159,11 @@ class Throughput(L.Callback):
         if is_step and (step + 1) % trainer.log_every_n_steps == 0:
             window.end, waited = perf_counter(), data_wait_seconds(trainer)
             window.waited = None if waited is None else waited - (window.waited or 0.0)
+            window.paused = paused - window.paused
             window.rank_times = self._agreement.rank_times if self._agreement else None
-            self._window = Window(window.end, waited)
+            self._window = Window(window.end, waited, paused)
             self._write(trainer)
             self._finished = (step, window)
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._validation_begin = perf_counter()
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._window:
-            self._window.begin += perf_counter() - self._validation_begin
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._write(trainer)
@@ -213,7 +211,7 @@ def window_numbers(
         flops_per_unit: of forward and backward, for a sample or a token; None: unknown.
         peak_flops: FLOP/s of a device; None: unknown.
     """
-    seconds = window.end - window.begin
+    seconds = window.end - window.begin - window.paused
     compute = sum(elapsed_seconds(*span) for span in window.spans)
     split, numbers, unit = {"step": seconds, "compute": compute}, {}, window.unit
     if window.waited is not None:
