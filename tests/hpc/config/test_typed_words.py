@@ -210,9 +210,11 @@ def test_a_strategy_is_what_its_class_is_not_what_it_is_called(
             checked(*words, "faults.nonfinite=skip")
         with pytest.raises(ConfigError, match="with ZeRO-3"):
             checked(*words, "strategy.compile=true")
-    if base != "ddp":
-        with pytest.raises(ConfigError, match="not mine: it releases whole parameters later"):
+        with pytest.raises(ConfigError, match="DeepSpeed trains no parameters that are released later"):
             checked(*words, "callbacks=finetune")
+    if base != "ddp":
+        with pytest.raises(ConfigError, match="averages whole weights"):
+            checked(*words, "+callbacks.average._target_=lightning.pytorch.callbacks.EMAWeightAveraging")
 
 
 @pytest.mark.parametrize(("names", "taken"), [(["last"], "last"), (["last", "best"], "best"), ([], None)])

@@ -315,7 +315,7 @@ def test_without_the_words_it_goes_on_but_does_not_move(text: str | None, run: P
 
 def test_words_that_name_code_are_rejected_where_they_are_kept_too(run: Path) -> None:
     (run / "overrides.json").write_text(json.dumps(["model.network._target_=os.system"]))
-    with pytest.raises(ConfigError, match="not typed"):
+    with pytest.raises(ConfigError, match="must be in a trusted package"):
         compose(run, "trainer.num_nodes=2")
 
 

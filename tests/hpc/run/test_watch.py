@@ -398,7 +398,7 @@ sys.path.insert(0, {str(PROJECT / "src")!r})
 from hpc.run import signals
 warned = signals.install_signal_handlers()
 worker = os.fork()
-if not worker:
+while not worker:  # a handler ends each pause
     signals.signal.pause()
 os.mkdir(sys.argv[1] + "/ready")
 with suppress(OSError):
