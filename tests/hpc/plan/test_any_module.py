@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanSquaredError, MetricCollection
 
 from hpc.jobs.hardware import machine_from_cluster
-from hpc.plan import measured_step
+from hpc.plan import module_source
 from hpc.plan.example_batches import UnreadableData
 from hpc.plan.measured_step import NotTraceable
 from hpc.plan.memory import predict_memory
@@ -452,13 +452,13 @@ def test_a_step_that_reads_values_is_measured_on_real_samples(make: Any, monkeyp
     samples = [{"x": torch.ones(WIDTH), "y": torch.tensor(1.0)}] * 6
     real, fake = traced(make, samples, is_real=True), traced(Regression, samples)
     assert flops(real) == flops(fake) and real.num_parameters == fake.num_parameters
-    monkeypatch.setattr(measured_step, "MAX_REAL_STEP_BYTES", 100)
+    monkeypatch.setattr(module_source, "MAX_REAL_STEP_BYTES", 100)
     with pytest.raises(NotTraceable, match="parameters take more than 1e-07 GB"):
         traced(make, samples, is_real=True)
 
 
 def test_a_constructor_that_needs_values_makes_no_large_module(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measured_step, "MAX_REAL_BYTES", 100)
+    monkeypatch.setattr(module_source, "MAX_REAL_BYTES", 100)
     with pytest.raises(NotTraceable, match="parameters take more than 1e-07 GB of this machine"):
         traced(NeedsValues, TEXT)
 

@@ -3,22 +3,18 @@
 A step that reads values of tensors runs on real ones, if it is small.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import lightning as L
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -26,22 +22,14 @@ from hpc.data.batch_contents import BatchSize, measure_batch
 from hpc.plan.cuda_kernels import cuda_attention, cuda_autocast
 from hpc.plan.example_batches import ExampleBatch, ExampleBatches, UnreadableData
 from hpc.plan.meter import Meter, local_bytes
+from hpc.plan.module_source import ModuleSource, NotTraceable
 from hpc.plan.part_boundaries import PartBoundaries, PartsOutOfOrder, block_parts
 from hpc.training import dry_run
-from hpc.training.blocks import Blocks, find_blocks
-from hpc.training.fake_tensors import default_dtype, fake_copy, fake_tensor_mode, real_tensor_mode
+from hpc.training.blocks import Blocks
+from hpc.training.fake_tensors import default_dtype, fake_tensor_mode, real_tensor_mode
 from hpc.training.parallelize import planned_part
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
-
-
-# Bytes of parameters that are made on a login node: by a constructor that needs values, and for a real step.
-MAX_REAL_BYTES = 8_000_000_000
-MAX_REAL_STEP_BYTES = 400_000_000
-
-
-class NotTraceable(Exception):
-    """The step cannot run on tensors without content; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -78,44 +66,6 @@ class Precision:
         """Compute in this precision within the block."""
         with cuda_attention(), cuda_autocast(DTYPES[self.autocast]) if self.autocast else default_dtype(self.dtype):
             yield
-
-
-class ModuleSource:
-    """Make a module with fake tensors, again for each step.
-
-    A constructor that needs values of tensors, or reads weights from a file, is called once with real ones.
-
-    Args:
-        make_module: returns the LightningModule.
-        blocks: paths of its lists of blocks; None: they are found.
-    """
-
-    def __init__(self, make_module: Callable[[], L.LightningModule], blocks: Any = None) -> None:
-        self.make_module, self.block_paths = make_module, blocks
-        self._real: L.LightningModule | None = None
-
-    def make(self, dtype: torch.dtype) -> L.LightningModule:
-        """Return a module whose parameters have this type. To be called within `fake_tensor_mode`."""
-        if self._real is None:
-            try:
-                with default_dtype(dtype):  # a module of fake tensors cannot be converted
-                    return self.make_module()
-            except Exception:
-                with unset_fake_temporarily(), _limited_parameters(MAX_REAL_BYTES):
-                    self._real = self.make_module()
-        return fake_copy(self._real, lambda tensor: {"dtype": dtype} if tensor.is_floating_point() else {})
-
-    def make_real(self, dtype: torch.dtype) -> L.LightningModule:
-        """Return a module whose parameters have values and this type.
-
-        Raises:
-            NotTraceable: it is too large.
-        """
-        with default_dtype(dtype), _limited_parameters(MAX_REAL_STEP_BYTES):
-            return self.make_module().to(dtype)
-
-    def find_blocks(self, module: L.LightningModule) -> Blocks | None:
-        return find_blocks(module, self.block_paths)
 
 
 def run_step(
@@ -260,25 +210,6 @@ def _optimizer_states(trainer: L.Trainer, meter: Meter) -> float | None:
     finally:
         trainer.lightning_module.zero_grad()
     return (meter.alive - before) / num_bytes if num_bytes else None
-
-
-@contextmanager
-def _limited_parameters(max_bytes: int) -> Iterator[None]:
-    """Raise `NotTraceable` within the block as soon as parameters take more bytes."""
-    num_bytes = 0
-
-    def count(_: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal num_bytes
-        num_bytes += local_bytes(parameter) if parameter is not None else 0
-        if num_bytes > max_bytes:
-            size = f"{max_bytes / 1e9:g} GB"
-            raise NotTraceable(f"it needs values of tensors, and its parameters take more than {size} of this machine")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 @contextmanager

@@ -27,7 +27,16 @@ from hpc.system import home
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "traces"
 # Of this package, what a trace depends on.
-TRACER_FILES = ("cuda_kernels", "example_batches", "measured_step", "meter", "part_boundaries", "trace_types", "tracer")
+TRACER_FILES = (
+    "cuda_kernels",
+    "example_batches",
+    "measured_step",
+    "meter",
+    "module_source",
+    "part_boundaries",
+    "trace_types",
+    "tracer",
+)
 OWN_FILES = tuple(f"plan/{name}.py" for name in TRACER_FILES)
 OWN_FILES += ("training/blocks.py", "training/dry_run.py", "training/fake_tensors.py", "training/parallel.py")
 OWN_FILES += ("data/batch_contents.py", "data/data_module.py")
