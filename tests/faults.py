@@ -132,6 +132,7 @@ def cut_link(run: Run, pick: int) -> None:
 
 def fill_disk(run: Run, pick: int) -> None:
     """Fill the disk so that only half of a checkpoint fits, until a save has failed."""
+    wait_for(lambda: run.checkpoints(), SOON, "a checkpoint")
     size = sum(path.stat().st_size for path in run.checkpoints()[-1].iterdir())
     filler, said = run.disk / "filler", run.log().count("was not written")
     limit = time.monotonic() + SOON
