@@ -305,6 +305,7 @@ HOW = [
     (r"python tools/pack\.py .*", packed),
     (r"python tools/scale\.py .*", scaled),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),
+    (r"eval .*python train\.py -sc install=bash.*", as_it_stands),
     # `trainer=fsdp trainer.accelerator=cpu` and the default trainer run everywhere.
     (
         r"python train\.py(?!.*(_4node|num_nodes=|cluster=|data[.=]))(?=.*accelerator=cpu|(?!.*trainer=(?!cpu))).*",
