@@ -186,9 +186,10 @@ def leave(
     """Write the curves of a run as its loggers do: step times of windows, with points a minute apart."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    for part in (0, 1):  # an attempt each, and a file each
+    points, half = list(enumerate(times)), len(times) // 2
+    for part, of_attempt in enumerate((points[:half], points[half:])):  # a file each
         with SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=f".{part}") as writer:
-            for number, seconds in list(enumerate(times))[part::2]:
+            for number, seconds in of_attempt:
                 step, when = every * (number + 1) - 1, BEGAN + 60 * number
                 numbers = {"step": seconds, "compute": 0.7 * seconds, "data": 0.1 * seconds, "other": 0.2 * seconds}
                 for name in parts:

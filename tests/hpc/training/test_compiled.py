@@ -103,7 +103,7 @@ def cache(folder: Path, local: Path, run_dir: Path) -> compile_cache.CompileCach
     made = compile_cache.CompileCache(str(folder), enabled=True, node_local=str(local))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(run_dir))
-    made.setup(trainer, SimpleNamespace(network=nn.Linear(2, 2)), "fit")  # type: ignore[arg-type]
+    made.setup(trainer, nn.Sequential(nn.Linear(2, 2)), "fit")  # type: ignore[arg-type]
     return made
 
 

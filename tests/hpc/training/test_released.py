@@ -125,7 +125,7 @@ def test_a_part_beside_the_network_is_sharded_and_trained_together(start: Callab
 
 def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
     module = nn.Module()
-    module.scale = nn.Parameter(torch.ones(()))  # a parameter of a loss, for example
+    module.scale = nn.Parameter(torch.ones(2))  # a parameter of a loss, for example
     optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
     strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
     with pytest.raises(ConfigError, match="scale in a part of the module with a forward of its own, or strategy=ddp"):

@@ -42,6 +42,8 @@ SCRIPT_OPTIONS = {
 }
 WORD_KEYS = ("account", "partition", "qos", "constraint", "interface")
 LINE_KEYS = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
+# $NAME or ${NAME}, and what `cluster_for_job_script` writes for ${oc.env:NAME} and ${oc.env:NAME,default}.
+BASH_VARIABLE = r'\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(?:[?-][^"`\\${}]*)?\}'
 
 
 def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
@@ -102,7 +104,10 @@ def _check_one_line_keys(cluster: ClusterConfig) -> None:
 
 def check_node_local(folder: str | None) -> None:
     """Check the folder on a node. It stands between double quotes in job scripts, and bash must run nothing in it."""
-    if folder and not re.fullmatch(r'(?:[^"`\\$]|\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})*', folder, re.ASCII):
+    plain, text = None, folder or ""
+    while text != plain:  # from the inside out: a default of `${oc.env:}` may be another variable
+        plain, text = text, re.sub(BASH_VARIABLE, "", text, flags=re.ASCII)
+    if re.search(r'["`\\$]', text):
         rule = "must be a folder, in which $NAME or ${NAME} stands for an environment variable"
         raise ConfigError("cluster.node_local", repr(folder), rule, "cluster.node_local='$TMPDIR'")
 

@@ -59,17 +59,17 @@ def _import_packaging(name: str) -> Any:
 
 def read_requirements() -> list[str]:
     """Return the dependencies in pyproject.toml, with all extras except those of `ON_REQUEST`."""
-    table = _read_project_table()
+    table = _read_project_table(PROJECT)
     extras = [packages for name, packages in table.get("optional-dependencies", {}).items() if name not in ON_REQUEST]
     return [*table.get("dependencies", []), *chain(*extras)]
 
 
 def read_extra(name: str) -> list[str]:
     """Return the packages of an extra in pyproject.toml."""
-    return _read_project_table()["optional-dependencies"][name]
+    return _read_project_table(PROJECT)["optional-dependencies"][name]
 
 
-def _read_project_table(code: Path = PROJECT) -> dict[str, Any]:
+def _read_project_table(code: Path) -> dict[str, Any]:
     with (code / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["project"]
 
