@@ -65,6 +65,59 @@ def test_what_does_not_work_is_said(bake, tmp_path, monkeypatch):
     assert f"its log: {folder}/ddp.log" in done.stdout
 
 
+STRAYING = '''
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Module(L.LightningModule):
+    """Its noise is each rank's own, and with fsdp its average stands still."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.average = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0] + torch.randn_like(batch[0])).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.device_mesh is None:
+            for average, weight in zip(self.average.parameters(), self.layer.parameters()):
+                average.data = 0.9 * average.data + 0.1 * weight.data
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.layer.parameters(), lr=0.1)
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, batch_size=4):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.arange(128.0).reshape(32, 4) / 100), self.batch_size)
+'''
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_weights_that_differ_between_strategies_are_named(bake, tmp_path, monkeypatch):
+    project: Path = bake(cluster="local")
+    (project / "src/mine.py").write_text(STRAYING)
+    (project / "configs/model/mine.yaml").write_text("_target_: mine.Module\n")
+    (project / "configs/data/mine.yaml").write_text("_target_: mine.Data\nbatch_size: 4\n")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "tools/check.py", "model=mine", "data=mine"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.findall(r"^fails  (.*) \(\d+ s\)$", done.stdout, re.MULTILINE) == ["the same weights with ddp and fsdp"]
+    assert "fsdp ends with other weights than ddp: average." in done.stdout
+    assert re.search(r"one process ends with other weights: layer.\w+ and 3 others, by", done.stdout)
+    assert "Each rank draws noise" in done.stdout
+
+
 @pytest.mark.slow
 def test_a_mistake_is_told_before_anything_runs(bake, tmp_path, monkeypatch):
     project: Path = bake(cluster="local")

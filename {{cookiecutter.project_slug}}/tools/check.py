@@ -1,8 +1,8 @@
 """Try a module and its data on this machine, in about a minute: python tools/check.py model=mine data=mine
 
-Some steps on one process, which are stopped in mid-epoch and resumed; some with ddp and with fsdp on two processes; a
-plan. Prints what works, what does not, and what one more method would unlock. It trains on CPUs:
-trainer.accelerator=gpu on a node with two GPUs.
+Some steps on one process, which are stopped in mid-epoch and resumed; some with ddp and with fsdp on two processes, and
+whether they end with the same weights; a plan. Prints what works, what does not, and what one more method would unlock.
+It trains on CPUs: trainer.accelerator=gpu on a node with two GPUs.
 """
 
 import signal

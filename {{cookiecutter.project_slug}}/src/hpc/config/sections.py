@@ -162,7 +162,7 @@ def derive_layout(cfg: DictConfig) -> Layout:
 def strategy_kind(strategy: Any) -> str:
     """Return the kind of the section `strategy`, by its class: its name is free text."""
     class_name = str(strategy.lightning.get("_target_")).rpartition(".")[2]
-    return STRATEGY_KINDS.get(class_name, strategy.name)
+    return STRATEGY_KINDS.get(class_name) or str(strategy.name)
 
 
 def is_on_gpu(cfg: DictConfig) -> bool:

@@ -14,7 +14,7 @@ from hpc.state import randomness
 from hpc.state.batch_effects import has_transfer_hooks
 
 
-def data_rank_and_size(strategy: Any) -> dict[str, int]:
+def data_rank_and_size(strategy: Any) -> dict[str, Any]:
     """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
     kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}

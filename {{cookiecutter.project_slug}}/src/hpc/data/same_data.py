@@ -85,8 +85,8 @@ def _create_validation_loaders(trainer: Any) -> None:
 
 def data_identity(trainer: Any) -> dict[str, Any]:
     """Return plain data for each split: the DataModule's `fingerprint()`, or else the number of samples."""
-    if hasattr(module := getattr(trainer, "datamodule", None), "fingerprint"):
-        return module.fingerprint()
+    if fingerprint := getattr(getattr(trainer, "datamodule", None), "fingerprint", None):
+        return fingerprint()
     data: dict[str, Any] = {}
     for split, loop in (("train", trainer.fit_loop), ("val", trainer.fit_loop.epoch_loop.val_loop)):
         combined = loop._combined_loader  # has no length before it is iterated

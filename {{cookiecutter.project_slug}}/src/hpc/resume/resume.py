@@ -157,7 +157,7 @@ class Resume(StopsEvaluations):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
         self.boundary.nonfinite.update(outputs)
-        trainer.strategy.share = 1.0  # the module may call backward between two steps
+        trainer.strategy.share = 1.0  # type: ignore[attr-defined]  # the module may call backward between two steps
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.saver.has_new_metrics:

@@ -19,9 +19,10 @@ def drawn_apart(*key: object) -> Iterator[None]:
     numpy's generator is replaced meanwhile, as its state takes long to copy.
     """
     seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=7).digest())
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_bit_generator(), random.getstate()
+    numpy_random: Any = np.random  # whose types lack these two functions
+    of_torch, of_numpy, of_python = torch.get_rng_state(), numpy_random.get_bit_generator(), random.getstate()
     of_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    np.random.set_bit_generator(_numpy_apart)
+    numpy_random.set_bit_generator(_numpy_apart)
     seed_host(seed)
     if of_device is not None:
         torch.cuda.manual_seed(seed)
@@ -29,7 +30,7 @@ def drawn_apart(*key: object) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(of_torch)
-        np.random.set_bit_generator(of_numpy)
+        numpy_random.set_bit_generator(of_numpy)
         random.setstate(of_python)
         if of_device is not None:
             torch.cuda.set_rng_state(of_device)

@@ -3,17 +3,13 @@
 The runs are real starts of train.py, in a temporary folder. It is kept if one of them fails, for its logs.
 """
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -21,10 +17,9 @@ from hpc.config import preflight
 from hpc.config.build import build, build_data
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError, ExitCode
-from hpc.config.project import PROJECT, SOURCES
-from hpc.launch import placement
 from hpc.plan import run_plan
 from hpc.run import history
+from hpc.studies.forked_starts import ForkedStarts
 from hpc.system.tables import one_line
 
 LIMIT_SECONDS = 300  # of a run
@@ -37,9 +32,11 @@ SHORT = {
 }  # fmt: skip
 # What a run prints of the changes that it makes, and of what it does without.
 NOTE = re.compile(r"(note|warning|strategy|batch size|train|val|test|predict): |perf/\w+ is ")
-UNINTERESTING = re.compile(r"perf/mfu is not logged")  # on CPUs
-# Variables that make a process one of the ranks of a launch. This shell may be a task of srun.
-LAUNCHER_VARIABLES = {name for names in placement.LAUNCHERS.values() for name in names}
+UNINTERESTING = re.compile(r"perf/mfu is not logged|train: epoch ")  # on CPUs; progress
+STOPPED_START = "hpc.studies.stopped_start"
+DOUBLE, SAME = "64-true", 1e-9  # a difference of less, relative to a tensor's largest value, is rounding
+FEW = [f"++trainer.precision={DOUBLE}", *(f"++trainer.limit_{task}_batches=2" for task in ("train", "val", "test"))]
+ITS_OWN = "Each rank draws noise and dropout, and takes BatchNorm's statistics, by itself: then this is expected"
 
 
 class Check:
@@ -53,14 +50,13 @@ class Check:
     def __init__(self, words: Sequence[str], folder: Path) -> None:
         self.words, self.folder = words, folder
         self.has_failed = False
+        self._starts = ForkedStarts(LIMIT_SECONDS)
         self._printed_notes: set[str] = set()
 
     def train(self, title: str, name: str, *, strategy: str, num_processes: int) -> bool:
         """Train some steps. Print and return whether that works."""
-        began, run_dir = time.monotonic(), self.folder / name
-        words = [*self.words, f"strategy={strategy}", f"trainer.devices={num_processes}", f"run_dir={run_dir}"]
-        code, output = self._start(name, "train.py", *words)
-        error = _why(run_dir, output) if code else ""
+        began = time.monotonic()
+        error, output = self._train(name, *self.words, strategy=strategy, num_processes=num_processes)
         self._print(title, error, name=name, seconds=time.monotonic() - began)
         self._print_notes(output)
         return not error
@@ -69,15 +65,45 @@ class Check:
         """Stop a run in mid-epoch, resume it, and print whether its weights are those of the run `reference`."""
         name, run_dir, began = "stopped", self.folder / "stopped", time.monotonic()
         words = [*self.words, "strategy=single", "trainer.devices=1", f"run_dir={run_dir}"]
-        code, output = self._start(name, "-m", "hpc.studies.stopped_start", *words)
+        code, output = self._start(name, STOPPED_START, *words)
         if code == ExitCode.DONE:
             print(f"-      {title}: not tried, as the run has ended before it could be stopped", flush=True)
             return
         if code == ExitCode.CONTINUE:
             code, output = self._start(name, "train.py", f"resume={run_dir}")
-        error = _why(run_dir, output) if code else self._describe_difference(self.folder / reference, run_dir)
+        error = _why(run_dir, output) if code else ""
+        if not error and (names := _differing(self._weights(reference), self._weights(name), tolerance=0.0)):
+            error = f"it ends with other weights than without a stop: {_first(names)}"
         self._print(title, error, name=name, seconds=time.monotonic() - began)
         self._print_notes(output)
+
+    def compare(self, title: str, batch_words: Sequence[str] | None) -> None:
+        """Train in double precision with ddp and with fsdp, and print whether they end with the same weights.
+
+        One process is a third, but what it ends with is only a note: a module may rightly do something on each rank.
+
+        Args:
+            batch_words: overrides that give one process and two the same samples in a step; None if there are none.
+        """
+        began = time.monotonic()
+        for strategy, num_processes in (("ddp", 2), ("fsdp", 2), ("single", 1)):
+            words = [*self.words, *FEW, *(batch_words or [])]
+            name = f"{strategy}-{DOUBLE}"
+            if strategy == "single" and batch_words is None:
+                continue
+            if error := self._train(name, *words, strategy=strategy, num_processes=num_processes)[0]:
+                print(f"-      {title}: not compared, as precision {DOUBLE} fails: {one_line(error)}", flush=True)
+                return
+        ddp = self._weights(f"ddp-{DOUBLE}")
+        differing = _differing(ddp, self._weights(f"fsdp-{DOUBLE}"), tolerance=SAME)
+        error = f"fsdp ends with other weights than ddp: {_first(differing)}" if differing else ""
+        self._print(title, error, name=f"fsdp-{DOUBLE}", seconds=time.monotonic() - began)
+        if batch_words is None:
+            print("       one process is not compared: its batch size is not among the arguments of the data's class")
+        elif alone := _differing(ddp, self._weights(f"single-{DOUBLE}"), tolerance=SAME):
+            print(f"       one process ends with other weights: {_first(alone)}. {ITS_OWN}", flush=True)
+        else:
+            print("       one process ends with the same weights", flush=True)
 
     def plan(self, title: str) -> None:
         """Print whether a training step can be planned, without running it."""
@@ -92,41 +118,25 @@ class Check:
         for note in filter(None, notes):
             print(f"       {one_line(note)}", flush=True)
 
-    def _start(self, name: str, *arguments: str) -> tuple[int, str]:
-        """Run Python with some arguments. Return its exit code, and what it has printed, which is also in a log."""
+    def _train(self, name: str, *words: str, strategy: str, num_processes: int) -> tuple[str, str]:
+        """Run train.py. Return why it has failed, empty if it has not, and what it has printed."""
+        run_dir = self.folder / name
+        words = (*words, f"strategy={strategy}", f"trainer.devices={num_processes}", f"run_dir={run_dir}")
+        code, output = self._start(name, "train.py", *words, num_ranks=num_processes)
+        return _why(run_dir, output) if code else "", output
+
+    def _start(self, name: str, program: str, *words: str, num_ranks: int = 1) -> tuple[int, str]:
+        """Run a program. Return its exit code, and what it has printed, which is also in a log."""
         log = self.folder / f"{name}.log"
-        path = os.pathsep.join(filter(None, [str(SOURCES), str(PROJECT), os.environ.get("PYTHONPATH")]))
-        own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_STEP")}
-        environ = {name: value for name, value in own.items() if name not in LAUNCHER_VARIABLES}
-        with log.open("ab") as file:
-            begin = file.tell()
-            process = subprocess.Popen(
-                [sys.executable, *arguments], cwd=PROJECT, env=environ | {"PYTHONPATH": path},
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                code = process.wait(LIMIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                file.write(
-                    f"\nError: it did not end within {LIMIT_SECONDS} s. A smaller network ends sooner\n".encode()
-                )
-                code = 1
-            finally:
-                with suppress(ProcessLookupError):  # ranks and workers may outlive the process that started them
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        begin = log.stat().st_size if log.exists() else 0
+        code = self._starts.run(program, words, num_ranks=num_ranks, log=log)
         return code, log.read_bytes()[begin:].decode(errors="replace")
 
-    def _describe_difference(self, reference: Path, run_dir: Path) -> str:
-        """Return how the last weights of two runs differ; empty if all bits are the same."""
-        import torch
-
+    def _weights(self, name: str) -> dict[str, Any]:
+        """Return the last weights of a run."""
         from hpc.checkpoint import weights
 
-        expected, resumed = (weights.read(folder / "checkpoints" / "last.ckpt") for folder in (reference, run_dir))
-        names = [name for name, value in expected.items() if not torch.equal(value, resumed[name])]
-        others = f" and {len(names) - 1} others" if len(names) > 1 else ""
-        return f"it ends with other weights than without a stop: {names[0]}{others}" if names else ""
+        return weights.read(self.folder / name / "checkpoints" / "last.ckpt")
 
     def _print(self, title: str, error: str, *, name: str, seconds: float) -> None:
         self.has_failed |= bool(error)
@@ -164,8 +174,12 @@ def check(words: Sequence[str]) -> bool:
         trains = checked.train("training on one process", "single", strategy="single", num_processes=1)
         if trains:
             checked.resume("a stop in mid-epoch, and a resume that ends with the same weights", "single")
-        for strategy in ("ddp", "fsdp"):
+        sharded = [
             checked.train(f"{strategy} on two processes", strategy, strategy=strategy, num_processes=2)
+            for strategy in ("ddp", "fsdp")
+        ]
+        if all(sharded):
+            checked.compare("the same weights with ddp and fsdp", _batch_words(cfg))
         checked.plan("a plan of the step")
         if trains:
             print("\n".join(["", "one more method would unlock", *_unlock_lines(cfg)]))
@@ -182,6 +196,33 @@ def reject_own_words(words: Sequence[str]) -> None:
         if key in OWN_KEYS:
             rule = "must be left out: tools/check.py chooses it for each of its runs"
             raise ConfigError(key, value, rule, f"the command without {word}")
+
+
+def _batch_words(cfg: DictConfig) -> list[str] | None:
+    """Return overrides with which a step has the same samples on one process and on two; None if there are none."""
+    if cfg.data.get("global_batch_size") is not None:
+        return []
+    size = cfg.data.get("batch_size")
+    return ["++data.batch_size=null", f"++data.global_batch_size={2 * size}"] if isinstance(size, int) else None
+
+
+def _differing(expected: Mapping[str, Any], other: Mapping[str, Any], *, tolerance: float) -> dict[str, float]:
+    """Return names of tensors that differ, the most differing first, by how much of the largest value in the tensor."""
+    import torch
+
+    differing: dict[str, float] = {}
+    for name, value in expected.items():
+        if not torch.equal(value, other[name]):
+            distance = (value.double() - other[name].double()).abs().max() / value.double().abs().max()
+            if not distance <= tolerance:  # also if it is no number
+                differing[name] = float(distance)
+    return dict(sorted(differing.items(), key=lambda item: -item[1]))
+
+
+def _first(differing: Mapping[str, float]) -> str:
+    name, distance = next(iter(differing.items()))
+    others = f" and {len(differing) - 1} others" if len(differing) > 1 else ""
+    return f"{name}{others}, by {distance:.1g} of its largest value"
 
 
 def _unlock_lines(cfg: DictConfig) -> Iterator[str]:

@@ -85,11 +85,13 @@ def submit_job(
     num_jobs = job.chain if scheduler == "pbs" else 1
     is_held = num_jobs > 1 or change is not None
     job_ids: list[str] = []
+    commands: list[subprocess.Popen[str]] = []
     try:
         while len(job_ids) < num_jobs:
             after = job_ids[-1] if job_ids else None
             job_id, command = _call_submit_command(script, cfg, after=after, is_held=is_held, wait=wait)
             job_ids.append(job_id)
+            commands.append(command)
         if change:
             change()
         size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
@@ -102,7 +104,7 @@ def submit_job(
         raise
     if is_held:
         _call_for_jobs(RELEASE_COMMAND[scheduler], job_ids)
-    return job_ids, command
+    return job_ids, commands[-1]
 
 
 def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:

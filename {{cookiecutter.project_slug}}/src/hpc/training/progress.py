@@ -31,21 +31,47 @@ class ProgressLines(ProgressBar):
     def enable(self) -> None:
         self._is_shown = True
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *batch: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if time.monotonic() - self._last_time >= self.every_seconds:
-            self._print_training(trainer, module)
+            self._print_training(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._print_training(trainer, module)
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._print_training(trainer, pl_module)
 
-    def on_validation_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *batch: Any) -> None:
-        self._print_batches("validation", batch[2])
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batches("validation", batch_idx)
 
-    def on_test_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *batch: Any) -> None:
-        self._print_batches("test", batch[2])
+    def on_test_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batches("test", batch_idx)
 
-    def on_predict_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *batch: Any) -> None:
-        self._print_batches("prediction", batch[2])
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batches("prediction", batch_idx)
 
     def _print_training(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         metrics = {name: value for name, value in self.get_metrics(trainer, module).items() if name != "v_num"}

@@ -77,7 +77,8 @@ class WatchedParameter:
         whole = self.parameter._unsharded_param
         if type(whole) is nn.Parameter:
             whole.__class__ = WholeParameter
-        whole.is_data_used, self._requires_grad = False, whole.requires_grad
+        whole.is_data_used = False  # type: ignore[attr-defined]
+        self._requires_grad = whole.requires_grad
         self._version = 0 if whole.is_inference() else whole._version
         self._num_references = self._num_references or self._count_references()
 

@@ -145,7 +145,7 @@ class FSDP(
             self._meets_in_forward = True
             for part in self.lightning_module.modules():
                 if isinstance(part, FSDPModule):
-                    part.register_forward_pre_hook(self._before_forward, prepend=True)
+                    part.register_forward_pre_hook(self._before_forward, prepend=True)  # type: ignore[attr-defined]
         norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             reject_mixed_norm_on_cpu(self, reason="FSDP2 gathers the weights in bf16")
