@@ -206,7 +206,7 @@ def own_memory(*words: object) -> int:
 def least(tmp_path_factory: pytest.TempPathFactory) -> int:
     folder = tmp_path_factory.mktemp("little")
     torch.save({"w": torch.zeros(1)}, folder / "it")
-    return own_memory(folder / "it", folder / "out")
+    return own_memory(folder / "it", folder / "out.safetensors")
 
 
 @pytest.mark.soak

@@ -74,6 +74,58 @@ def on_train_end(self):
 
 Classifier.__init__, Classifier.forward, Classifier.on_train_end = __init__, forward, on_train_end
 """
+# A layer for each hook, which freezes it and frees it again by turns. At the end each rank prints its weights.
+BY_TURNS = """
+import torch
+from my_research.module import Classifier
+
+HOOKS = ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_backward",
+         "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end",
+         "on_train_epoch_end", "on_validation_start", "on_validation_end"]
+before = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    before(self, *args, **kwargs)
+    self.network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    self.beside = torch.nn.ModuleDict({hook: torch.nn.Linear(10, 10) for hook in HOOKS})
+
+def forward(self, inputs):
+    outputs = self.network(inputs)
+    for layer in self.beside.values():
+        outputs = outputs + layer(outputs)
+    return outputs
+
+def toggles(hook):
+    def toggle(self, *args):
+        weight = self.beside[hook].weight
+        weight.requires_grad_(not weight.requires_grad)
+    return toggle
+
+def configure_optimizers(self):
+    return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+def on_train_end(self):
+    for hook, layer in self.beside.items():
+        weight = layer.weight.detach()
+        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        print("HEAD", hook, (weight * torch.arange(100).reshape(10, 10)).sum().item(), flush=True)
+
+Classifier.__init__, Classifier.forward, Classifier.on_train_end = __init__, forward, on_train_end
+Classifier.configure_optimizers = configure_optimizers
+for hook in HOOKS:
+    setattr(Classifier, hook, toggles(hook))
+"""
+FROZEN_WITHIN = """
+from my_research.module import Classifier
+before = Classifier.training_step
+
+def training_step(self, *args):
+    if self.global_step == 3:
+        self.network.head.requires_grad_(False)
+    return before(self, *args)
+
+Classifier.training_step = training_step
+"""
 WORDS = [
     "trainer.accelerator=cpu",
     "trainer.devices=2",
@@ -81,7 +133,7 @@ WORDS = [
     "+trainer.limit_train_batches=4",
     "+trainer.limit_val_batches=1",
     "+trainer.limit_test_batches=1",
-    "+trainer.num_sanity_val_steps=0",
+    "trainer.num_sanity_val_steps=0",
     "callbacks.progress=null",
     "callbacks.samples=null",
     "callbacks.monitor=null",
@@ -106,6 +158,36 @@ def test_ranks_train_together_what_is_released_within_a_step(start: Callable[...
     told = heads(start(tmp_path / "run", 2, [*WORDS, "strategy=ddp"], patch=WITHIN))
     assert len(told) == 2
     assert len(set(told)) == 1
+
+
+@pytest.mark.soak
+def test_what_any_hook_freezes_and_frees_is_trained_as_on_one_process(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    words = [*WORDS, "trainer.precision=64-true", "trainer.num_sanity_val_steps=2"]
+    told = {
+        strategy: dict(line.split()[1:] for line in heads(start(tmp_path / strategy, ranks, own, patch=BY_TURNS)))
+        for strategy, ranks in (("single", 1), ("ddp", 2), ("fsdp", 2))
+        if (own := [*words, f"strategy={strategy}", f"trainer.devices={ranks}"])
+    }
+    assert len(told["single"]) == 12
+    for strategy in ("ddp", "fsdp"):
+        for hook, weights in told["single"].items():
+            assert float(told[strategy][hook]) == pytest.approx(float(weights), rel=1e-11), (strategy, hook)
+    start(tmp_path / "run", 2, [*words, "strategy=ddp"], stop_at=6, patch=BY_TURNS)
+    assert dict(line.split()[1:] for line in heads(start(tmp_path / "run", 2, [], patch=BY_TURNS))) == told["ddp"]
+
+
+@pytest.mark.soak
+def test_what_is_frozen_within_a_step_of_ddp_is_told(start: Callable[..., str], tmp_path: Path) -> None:
+    said = start(tmp_path / "run", 2, [*WORDS, "strategy=ddp"], patch=FROZEN_WITHIN, code=2)
+    assert (
+        "ConfigError: model=network.head.bias and network.head.weight: With strategy=ddp, parameters must not be"
+        in said
+    )
+    words = [*WORDS, "strategy=ddp", "strategy.lightning.find_unused_parameters=true"]  # what it says to type
+    start(tmp_path / "other", 2, words, patch=FROZEN_WITHIN)
+    start(tmp_path / "fsdp", 2, [*WORDS, "strategy=fsdp"], patch=FROZEN_WITHIN)
 
 
 def heads(said: str) -> list[str]:

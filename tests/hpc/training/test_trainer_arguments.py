@@ -55,7 +55,7 @@ OBEYED = {
     "a share": "overfit_batches=0.5 max_epochs=2",
 }
 GIVEN = {word.partition("=")[0] for words in [*OBEYED.values(), *ANSWERED] for word in words.split()}
-OBEYED |= {f"new: {name}": f"{name}={json.dumps(ARGUMENTS[name])}" for name in ARGUMENTS.keys() - GIVEN}
+OBEYED |= {f"new: {name}": f"{name}={json.dumps(ARGUMENTS[name])}" for name in sorted(ARGUMENTS.keys() - GIVEN)}
 
 REJECTED = {
     "BatchSizeFinder": "callbacks.tried=null",

@@ -24,10 +24,13 @@ def rebuild_ddp_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     ddp: Any = trainer.strategy.model
     if not isinstance(ddp, DistributedDataParallel):
         return
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters = trainer.strategy.wrapped  # type: ignore[attr-defined]
+    frozen_again = [parameter for parameter in parameters if not parameter.requires_grad]
     buffers, forward = [buffer.clone() for buffer in module.buffers()], vars(module).get("forward")
     gradients = [parameter.grad for parameter in parameters]
     ddp.zero_grad(set_to_none=True)
+    for parameter in frozen_again:
+        parameter.requires_grad = True
     module.forward = lambda: sum(0 * parameter.sum() for parameter in parameters)  # type: ignore[assignment]
     try:
         with _hooks_suspended(module, parameters):
@@ -35,6 +38,8 @@ def rebuild_ddp_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     finally:
         del module.forward
         vars(module).update({"forward": forward} if forward else {})
+    for parameter in frozen_again:
+        parameter.requires_grad = False
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     with torch.no_grad():  # DDP has broadcast rank 0's buffers

@@ -85,28 +85,48 @@ class DDP(
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Wrap the module anew: DDP sums the gradients of those parameters that were trained when it was made."""
-        if self.frozen is None:
-            return
-        module = self.lightning_module
-        frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-        if self.model.find_unused_parameters:  # type: ignore[union-attr]
-            # Parameters that were trained before may be released again, so DDP takes them up, too.
-            frozen_again = [parameter for name, parameter in frozen.items() if name not in self.frozen]
-        else:  # DDP would wait for gradients of them
-            frozen_again, self.frozen = [], self.frozen | frozen
-        for parameter in frozen_again:
-            parameter.requires_grad = True
-        self._wrap_again()
-        for parameter in frozen_again:
-            parameter.requires_grad = False
+        if self.frozen is not None:
+            self._wrap_again()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Let DDP look for unused parameters from the first step on before which one has been frozen."""
+        if self.unused is not None and (names := self._newly_frozen()):
+            self.unused = names
+            self._wrap_again()
+        outputs = super().training_step(*args, **kwargs)
+        if self.unused is not None and (names := self._newly_frozen()):
+            rule = (
+                "With strategy=ddp, parameters must not be frozen within a training step: DDP waits for their gradients"
+            )
+            fix = "requires_grad_(False) in on_train_batch_start, or strategy.lightning.find_unused_parameters=true"
+            raise ConfigError("model", join_names(names), rule, fix)
+        return outputs
+
+    def _newly_frozen(self) -> list[str]:
+        """Return the parameters that are frozen now, and of which DDP waits for gradients."""
+        if self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}:
+            return []  # it waits for none, or the config decides
+        if all(parameter.requires_grad for parameter in self.wrapped):
+            return []
+        wrapped, named = set(map(id, self.wrapped)), self.lightning_module.named_parameters()
+        return [name for name, p in named if id(p) in wrapped and not p.requires_grad]
 
     def _wrap_again(self) -> None:
         """Wrap the module anew, as its parameters or the way in which DDP waits for them have changed."""
-        module = self.lightning_module
+        module, was_frozen = self.lightning_module, self.frozen or {}
+        frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        if self.unused:  # DDP looks for those, and takes up what was trained before, as it may be released again
+            frozen_again = [parameter for name, parameter in frozen.items() if name not in was_frozen]
+        else:  # DDP would wait for gradients of them
+            frozen_again, self.frozen = [], was_frozen | frozen
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else removes those of the old DDP
         self.model = module
+        for parameter in frozen_again:
+            parameter.requires_grad = True
         self.configure_ddp()
+        for parameter in frozen_again:
+            parameter.requires_grad = False
         rebuild_ddp_buckets(module.trainer, module)
         with torch.no_grad():
             put_back(buffers)  # DDP has broadcast rank 0's

@@ -1,8 +1,11 @@
 """Parameters that a training step leaves unused: DDP fails in the second step, unless it looks for them in each."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed import ReduceOp, all_reduce
 
 from hpc.training.shown_names import join_names
@@ -16,6 +19,7 @@ class FindsUnusedParameters:
 
     Attributes:
         unused: names of trainable parameters without a gradient in that step; None: it was not done yet.
+        wrapped: the parameters that DDP takes care of: those that were trained when it was made.
     """
 
     lightning_module: Any
@@ -23,7 +27,9 @@ class FindsUnusedParameters:
     world_size: int
     _ddp_kwargs: dict[str, Any]
     unused: list[str] | None = None
+    wrapped: Sequence[nn.Parameter] = ()
     _is_first_step = False
+    _trained: Mapping[str, nn.Parameter] = MappingProxyType({})  # in that step
 
     def configure_ddp(self) -> None:
         if not self.lightning_module.automatic_optimization:
@@ -35,12 +41,14 @@ class FindsUnusedParameters:
             if self.lightning_module.trainer.is_global_zero:
                 note = "DDP looks for unused parameters in each step, as the module's steps leave unused"
                 print(f"train: {note} {join_names(self.unused)}", flush=True)
+        self.wrapped = [parameter for parameter in self.lightning_module.parameters() if parameter.requires_grad]
         super().configure_ddp()  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._is_first_step = self.unused is None and self.model.require_backward_grad_sync
         if not self._is_first_step:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self._trained = {name: p for name, p in self.lightning_module.named_parameters() if p.requires_grad}
         self.model.require_backward_grad_sync = False  # read by the forward of DDP, and by nothing after it
         outputs = super().training_step(*args, **kwargs)  # type: ignore[misc]
         self.model.require_backward_grad_sync = True
@@ -63,13 +71,14 @@ class FindsUnusedParameters:
 
     def _average_gradients(self) -> None:
         """Average the gradients over the ranks, and note which parameters have none on any of them."""
-        named = {name: p for name, p in self.lightning_module.named_parameters() if p.requires_grad}
-        is_used = torch.tensor([p.grad is not None for p in named.values()], device=self.lightning_module.device).int()
-        all_reduce(is_used, ReduceOp.MAX)
-        used = dict(zip(named, is_used.tolist(), strict=True))
-        for name, parameter in named.items():
+        gradients = [parameter.grad for parameter in self._trained.values()]
+        is_used = torch.tensor([gradient is not None for gradient in gradients], device=self.lightning_module.device)
+        all_reduce(is_used := is_used.int(), ReduceOp.MAX)
+        used = dict(zip(self._trained, is_used.tolist(), strict=True))
+        for name, parameter in self._trained.items():
             if used[name]:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
                 all_reduce(gradient.div_(self.world_size))
                 parameter.grad = gradient
-        self.unused = [name for name in named if not used[name]]
+        self.unused = [name for name in self._trained if not used[name]]
+        self._trained = {}
