@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiers import soak_all_but
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from hpc.checkpoint import safe_unpickle, weights
 from hpc.run import attempt_log
@@ -75,8 +75,8 @@ def state(run_dir: Path) -> dict[str, torch.Tensor]:
     """Return every tensor of the last checkpoint: weights, optimizer states, and each rank's own state."""
     last = run_dir / "checkpoints" / "last.ckpt"
     files = {str(file.relative_to(last)): file for file in last.rglob("*.pt")}
-    leaves = {name: [*tree_leaves(safe_unpickle.load_plain(file))] for name, file in files.items()}
-    found = {f"{name} {k}": leaf for name, all in leaves.items() for k, leaf in enumerate(all) if torch.is_tensor(leaf)}
+    leaves = {name: tree_flatten_with_path(safe_unpickle.load_plain(file))[0] for name, file in files.items()}
+    found = {f"{name}{keystr(p)}": leaf for name, all in leaves.items() for p, leaf in all if torch.is_tensor(leaf)}
     for prefix in ("state_dict.", "optimizer_0.state."):
         kept, weights.PREFIX = weights.PREFIX, prefix
         try:

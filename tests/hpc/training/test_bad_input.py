@@ -107,6 +107,8 @@ Data.train_dataloader = train_dataloader
 OWN_DATASET = "Data.train_dataloader = lambda self: DataLoader(Points(48 - 8 * self.trainer.global_rank), batch_size=4)"
 OWN_STREAM = """
 class Batches:
+    stream_splits = "ranks"
+
     def __init__(self, num):
         self.num = num
 

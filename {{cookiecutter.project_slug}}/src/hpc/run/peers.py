@@ -11,6 +11,7 @@ from hpc.run.causes import RANK_0_GONE
 
 POLL_SECONDS = 1.0  # between two requests to the store
 SILENCE_SECONDS = 60.0  # without an answer, after which rank 0's node counts as lost
+TURN_SECONDS = 0.2  # between two looks at who has come to the end
 
 
 class Peers:
@@ -39,7 +40,7 @@ class Peers:
         with suppress(RuntimeError):
             self._writes.add("watch/left", 1)
             while time.monotonic() < limit and self._writes.add("watch/left", 0) < self._world_size:
-                time.sleep(0.2)
+                time.sleep(TURN_SECONDS)
 
     def listen(self, over: threading.Event) -> None:
         """Poll the store until another rank has failed, or rank 0 is gone, or the event is set."""

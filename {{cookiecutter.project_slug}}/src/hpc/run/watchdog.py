@@ -23,7 +23,7 @@ from hpc.config.errors import ExitCode
 from hpc.run import attempt_log, causes, claim, stacks
 from hpc.run.claim import Claim
 from hpc.run.guard import Guard
-from hpc.run.peers import Peers
+from hpc.run.peers import TURN_SECONDS, Peers
 from hpc.run.signals import SignalState, wait_for_signals
 
 POLL_SECONDS = 1.0  # between two looks at the main thread
@@ -220,6 +220,8 @@ class Watchdog:
         """Wait so long for the other ranks, which would report other errors without this one; release the claim."""
         if peers := self._peers:
             _run_within(seconds + 1, lambda: peers.wait_for_all(seconds))
+            if self._rank == 0 and seconds == LAST_WORDS_SECONDS:  # the others wait, too: first let them see all
+                time.sleep(2 * TURN_SECONDS)  # as torch prints a page for each rank that asks a store that is gone
         if own_claim := self._claim:
             _run_within(LAST_WORDS_SECONDS, own_claim.release)
 

@@ -95,10 +95,9 @@ class DDP(
             self._wrap_again()
         outputs = super().training_step(*args, **kwargs)
         if self.unused is not None and (names := self._newly_frozen()):
-            rule = (
-                "With strategy=ddp, parameters must not be frozen within a training step: DDP waits for their gradients"
-            )
-            fix = "requires_grad_(False) in on_train_batch_start, or strategy.lightning.find_unused_parameters=true"
+            rule = "With strategy=ddp, parameters must not be frozen within a training step, as DDP waits for their "
+            rule += "gradients"
+            fix = "requires_grad_(False) in on_train_batch_start, or +strategy.lightning.find_unused_parameters=true"
             raise ConfigError("model", join_names(names), rule, fix)
         return outputs
 
