@@ -114,11 +114,11 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
         return KEYS[model]
     from omegaconf import OmegaConf
 
-    from hpc.config import compose, conversion, signatures
+    from hpc.config import compose, conversion, signatures, typed_words
 
     cfg = compose.compose_overrides(words)
     flat = conversion.flatten(cfg)
-    known = {key: value for key, value in flat.items() if not compose.CODE_KEYS.search(key)}
+    known = {key: value for key, value in flat.items() if not typed_words.CODE_KEYS.search(key)}
     for name, node in signatures.find_targets(OmegaConf.to_container(cfg)):
         for parameter, kind in signatures.read_signature(node["_target_"]).parameters.items():
             if parameter not in node and f"{name}.{parameter}" not in known:

@@ -28,7 +28,7 @@ LIBRARIES = (
 # Ranks agree at every step instead of once a second, so that a short run stops at the requested step.
 AT_ONCE = "from hpc.resume import agreement; agreement.INTERVAL_SECONDS = 0\n"
 # Allow `_target_` on the command line, as a draw types whole loggers.
-TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')\n"
+TYPED = "import re; from hpc.config import typed_words; typed_words.CODE_KEYS = re.compile('(?!)')\n"
 PLAIN = ["trainer.log_every_n_steps=1", "+trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"]
 KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
 

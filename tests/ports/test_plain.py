@@ -68,6 +68,7 @@ def train(port, folder):
     if (PORTS / port / "make_data.py").exists():
         write_data(port, folder)
     data = load_config(port, "data")
+    data.pop("stream_splits", None)  # which the template reads, and no class takes
     for key, name in PATHS[port].items():
         data[key] = str(folder / name)
     L.seed_everything(0)

@@ -115,7 +115,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
 
 
 # Further objects with state. A `_target_` cannot be typed on the command line; here it is allowed.
-TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')"
+TYPED = "import re; from hpc.config import typed_words; typed_words.CODE_KEYS = re.compile('(?!)')"
 PLATEAU = """
 import torch
 from my_research.module import Classifier

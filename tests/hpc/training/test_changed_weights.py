@@ -76,7 +76,21 @@ class Reading(Small):
     def __init__(self, is_sharded: bool) -> None:
         super().__init__()
         self.is_sharded = is_sharded
+        self.deep = nn.Sequential(nn.Linear(3, 3))
         self.seen: list[tuple[str, float]] = []
+
+    def run_parts(self) -> None:
+        """Run parts that hold weights which are sharded with those of other parts, as for samples of an average."""
+        with torch.no_grad():
+            self.seen += [
+                ("part", float(part(torch.ones(1, 3, dtype=self.dtype)).sum())) for part in (self.head, self.deep)
+            ]
+
+    def on_train_start(self) -> None:
+        self.run_parts()
+
+    def on_train_epoch_end(self) -> None:
+        self.run_parts()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.kept = self.head.weight.detach(), self.head.weight.detach().numpy(), [self.head.bias]
@@ -90,13 +104,16 @@ class Reading(Small):
         self.seen += [("norm", weight.norm().item()), ("max", float(weight.max())), ("first", float(weight[0, 0]))]
         self.seen += [("gradient", float(sum(p.grad.norm() ** 2 for p in self.blocks.parameters())))]
         self.seen += [("any", float((weight > 0.4).any())), ("std", weight.detach().std().item())]
+        self.run_parts()
 
     def on_validation_end(self) -> None:
+        self.run_parts()
         self.seen += [("all", sum(p.detach().abs().sum().item() for p in self.state_dict().values()))]
         if self.is_sharded:
             with pytest.raises(pickle.PicklingError, match=r"trainer\.save_checkpoint"):
                 pickle.dumps(self.state_dict())
-            for read in (lambda: self.head.weight.numpy(), lambda: self.head(torch.ones(1, 3)), lambda: deepcopy(self)):
+            deepest = self.deep[0]
+            for read in (lambda: self.head.weight.numpy(), lambda: deepest(torch.ones(1, 3)), lambda: deepcopy(self)):
                 with pytest.raises((RuntimeError, AssertionError)) as caught:
                     read()
                 explain(caught.value)

@@ -29,12 +29,12 @@ WORDS = [
     "callbacks.progress=null",
     "callbacks.monitor=null",
 ]
-# A `_target_` cannot be typed on the command line; here it is trusted like one in a file of configs/.
+# A `_target_` of one's own cannot be typed; here it is trusted like one in a file of configs/.
 TYPED = """
 import re
-from hpc.config import compose, trust
+from hpc.config import trust, typed_words
 
-compose.CODE_KEYS = re.compile("(?!)")
+typed_words.CODE_KEYS = re.compile("(?!)")
 trust.TRUSTED_IF_NAMED = ()
 """
 BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"

@@ -25,7 +25,7 @@ from torchmetrics import Metric
 from hpc.config.errors import ConfigError
 from hpc.training.blocks import Blocks, find_blocks
 from hpc.training.parallel import clip_by_norm
-from hpc.training.sharded_parameters import reshard, watch
+from hpc.training.sharded_parameters import gather_when_run, reshard, watch
 from hpc.training.shown_names import join_names
 
 MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
@@ -175,7 +175,7 @@ def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None
         # The last block stays gathered between forward and backward, which begins with it.
         shard(block, mp_policy=policy, reshard_after_forward=block is not (trained or [None])[-1])
     if not module.automatic_optimization:
-        for part in _parts_with_parameters(module):
+        for part in parts_with_parameters(module):
             shard(part, mp_policy=policy, reshard_after_forward=True)
     else:
         # The batch keeps its precision: it may hold targets. Autocast converts what layers get.
@@ -209,6 +209,8 @@ def _take_steps_as_forward(module: Any) -> None:
             setattr(module, name, _noted(getattr(module, name), name, steps_begun))
             register_fsdp_forward_method(module, name)
     module.register_forward_hook(lambda *_: None if steps_begun else reshard(module))
+    for part in parts_with_parameters(module):
+        gather_when_run(part, module, is_in_step=lambda: bool(steps_begun))
 
 
 def _owner(hook: Any) -> Any:
@@ -227,10 +229,10 @@ def _noted(step: Callable[..., Any], name: str, begun: list[str]) -> Callable[..
     return call
 
 
-def _parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:
+def parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the outermost parts that can run by themselves: a list of modules has no forward, its items do."""
     for part in module.children():
         if isinstance(part, nn.ModuleList | nn.ModuleDict):
-            yield from _parts_with_parameters(part)
+            yield from parts_with_parameters(part)
         elif not isinstance(part, Metric | FSDPModule) and next(part.parameters(), None) is not None:
             yield part

@@ -6,6 +6,7 @@ all private attributes of FSDP2 that the project uses are in this file, those of
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -202,6 +203,25 @@ def reshard(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
+
+
+def gather_when_run(part: nn.Module, module: Any, *, is_in_step: Callable[[], bool]) -> None:
+    """Gather what `module` shards beside its blocks, of which `part` has some, when a hook runs the part by itself."""
+    begun: list[bool] = []
+
+    def begin(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        begun.append(not is_in_step() and not is_running(module))
+        return module._get_fsdp_state()._pre_forward(module, args, kwargs) if begun[-1] else None
+
+    def end(_: nn.Module, args: Any, output: Any) -> Any:
+        if not begun.pop():
+            return None
+        output = module._get_fsdp_state()._post_forward(module, args, output)
+        reshard(module)
+        return output
+
+    part.register_forward_pre_hook(begin, with_kwargs=True)
+    part.register_forward_hook(end, always_call=True)
 
 
 def is_running(module: Any) -> bool:

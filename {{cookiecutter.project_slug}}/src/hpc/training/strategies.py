@@ -23,7 +23,7 @@ from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.training.common_forward import CommonForward
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
-from hpc.training.parallelize import ModuleChanges, parallelize
+from hpc.training.parallelize import ModuleChanges, parallelize, parts_with_parameters
 from hpc.training.sharded_parameters import is_running, reshard
 from hpc.training.sharded_tensors import is_sharded
 from hpc.training.shown_names import join_names
@@ -162,9 +162,10 @@ class FSDP(
             super().setup(trainer)
         if not self._meets_in_forward:
             self._meets_in_forward = True
-            for part in self.lightning_module.modules():
-                if isinstance(part, FSDPModule):
-                    part.register_forward_pre_hook(self._before_forward, prepend=True)  # type: ignore[attr-defined]
+            module = self.lightning_module
+            parts: list[nn.Module] = [part for part in module.modules() if isinstance(part, FSDPModule)]
+            for part in [*parts, *(parts_with_parameters(module) if isinstance(module, FSDPModule) else ())]:
+                part.register_forward_pre_hook(self._before_forward, prepend=True)
         norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             reject_mixed_norm_on_cpu(self, reason="FSDP2 gathers the weights in bf16")
@@ -208,7 +209,8 @@ class FSDP(
 
     def _before_forward(self, part: Any, inputs: Any) -> None:
         """Meet the other ranks before a forward outside of steps. Called before each forward of a sharded part."""
-        if self.common_forward and not self._is_in_step and not is_running(part):
+        sharded = part if isinstance(part, FSDPModule) else self.lightning_module
+        if self.common_forward and not self._is_in_step and not is_running(sharded):
             self.common_forward.enter()
 
     def post_backward(self, closure_loss: Tensor) -> None:
