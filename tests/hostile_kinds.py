@@ -11,6 +11,7 @@ import hostile_values as values
 import yaml
 from hostile_ground import Case, Draw, Ground
 
+OF_EACH_TYPE = ["text", "7", "-1.5", "true", "null", "[]", "[1,x]", "{}", "{a:1}", "[[1],{a:null}]"]
 LEAVES: list[str] = []  # dotted keys of the config, filled in by drawn_inputs.py
 GROUPS: dict[str, list[str]] = {}
 
@@ -21,7 +22,7 @@ def overrides(rng: random.Random, ground: Ground) -> Case:
     for _ in range(rng.randrange(1, 4)):
         key, value = rng.choice(LEAVES), values.text(rng, ground.canary)
         sign, above = rng.choice(["", "", "", "+", "++", "~"]), key.rpartition(".")[0] or key
-        form = rng.choices(range(8), [5, 4, 1, 1, 1, 1, 1, 0.5])[0]
+        form = rng.choices(range(9), [5, 4, 1, 1, 1, 1, 1, 0.5, 6])[0]
         words.append(
             [
                 f"{sign}{key}={value}",
@@ -32,10 +33,11 @@ def overrides(rng: random.Random, ground: Ground) -> Case:
                 f"{sign}{above}={value}",
                 rng.choice(HYDRAS).replace("VALUE", value),
                 value,
+                f"{key}={rng.choice(OF_EACH_TYPE)}",
             ][form]
         )
     program, first = rng.choice(
-        [("train.py", "--cfg=job"), ("train.py", ""), ("submit.py", "--dry-run"), ("submit.py", "--dry-run")]
+        [("train.py", "--cfg=job"), ("train.py", ""), ("plan.py", ""), *[("submit.py", "--dry-run")] * 2]
     )
     more = ["cluster=slurm", "cluster.account=a"] if program == "submit.py" else []
     if program == "submit.py" and rng.random() < 0.4:
