@@ -1,6 +1,7 @@
 """A tiny module and data that record each step: src/my_research/drawn.py of the baked project."""
 
 from collections import deque
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -16,9 +17,14 @@ from torchmetrics import MeanMetric
 
 from hpc.data.data_module import DataModule
 from hpc.training.parallel import clip_gradients
+from my_research.changed_weights import WAYS
 from my_research.drawn_trace import passes, write
 
 FEATURES, CLASSES = 4, 3
+CHANGING = (  # hooks that change targets
+    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_train_batch_end", "on_validation_start", "on_validation_epoch_end",
+)  # fmt: skip
 SIZES = {"train": 0, "val": 1000, "other": 2000, "test": 3000}  # the number of a split's first sample
 
 
@@ -129,6 +135,8 @@ class Drawn(L.LightningModule):
             start of each epoch, and a list of the epoch's losses. It has a non-persistent buffer, a persistent one, and
             one that counts batches. It has a random generator, and an object of a user-defined class. On one device it
             also has an average outside the module, and a parameter without a gradient.
+        targets: ways of changing weights, and the hooks that do it: an average of the head for each, and a
+            parameter without dimensions that is trained.
     """
 
     def __init__(
@@ -142,6 +150,7 @@ class Drawn(L.LightningModule):
         own_clip: bool = False,
         keeps: bool = False,
         is_shared: bool = False,
+        targets: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__()
         self.network, self.wanted, self.every, self.logs = network, optimizers, every, logs
@@ -152,6 +161,9 @@ class Drawn(L.LightningModule):
         self.generator, self.recent = np.random.default_rng(5), Recent(network)
         if keeps and not is_shared:
             self.spare = nn.Parameter(torch.zeros(2))
+        self.targets = nn.ModuleDict({f"{way}-{hook}": deepcopy(network.head) for way, hook in targets})
+        self.targets.requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.0)) if targets else None
         self.register_buffer("smooth", torch.zeros(()), persistent=False)
         self.register_buffer("lasting", torch.zeros(()))
         self.register_buffer("transferred", torch.zeros(()))
@@ -183,7 +195,8 @@ class Drawn(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         passes("training_step", self.trainer)
         inputs, numbers = batch
-        loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
+        outputs = self.network(inputs) if self.scale is None else self.scale * self.network(inputs)
+        loss = F.cross_entropy(outputs, numbers % CLASSES)
         if self.keeps:
             loss = self.temperature * loss * (1 + self.smooth + self.lasting) * self._from_what_was(inputs)
             seen = loss.detach().clamp(max=1.0)  # otherwise the loss would amplify itself
@@ -276,9 +289,24 @@ class Drawn(L.LightningModule):
             name, wishes = wanted.pop("name"), wanted.pop("schedulers", [])
             trained = [parameter for parameter in part.parameters() if parameter.requires_grad]  # type: ignore[union-attr]
             trained += [self.spare] if hasattr(self, "spare") and not made else []
+            trained += [self.scale] if self.scale is not None and not made else []
             made.append(getattr(torch.optim, name)(trained, **wanted))
             schedules += [{"scheduler": schedule(made[-1], **wish), **wish["config"]} for wish in wishes]
         return made, schedules
+
+
+def _changes_targets(hook: str) -> Any:
+    def change(self: Drawn, *arguments: Any) -> None:
+        for name, target in self.targets.items():
+            way, _, moment = name.partition("-")
+            if moment == hook:
+                next(known for known in WAYS if known.__name__ == way)(target, self.network.head)
+
+    return change
+
+
+for _hook in CHANGING:
+    setattr(Drawn, _hook, _changes_targets(_hook))
 
 
 def schedule(optimizer: Any, name: str, config: Any = None, **options: Any) -> Any:

@@ -8,6 +8,18 @@ CALLBACKS = "lightning.pytorch.callbacks."
 MONITORS = {"step": "own/loss", "epoch": "own/loss", "both": "own/loss_epoch", "metric": "own/metric"}
 
 
+# How an average of the head is written, and where: names in tests/hpc/training/changed_weights.py.
+WAYS = [
+    "data_in_place", "data_assigned", "data_assigned_and_used", "data_copied", "in_place", "copied", "detached",
+    "of_many", "loaded", "loaded_by_assignment", "replaced", "normalized", "clipped", "drawn", "released",
+]  # fmt: skip
+OUTSIDE_STEPS = [
+    "on_train_batch_start", "on_after_backward", "on_before_optimizer_step", "on_train_batch_end",
+    "on_validation_start", "on_validation_epoch_end",
+]  # fmt: skip
+IN_STEPS = ["on_before_zero_grad", "on_before_backward"]
+
+
 class Dice(random.Random):
     """A random generator with two more methods."""
 
@@ -41,6 +53,13 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
     model["keeps"] = not moves and dice.chance(0.3)  # as each rank has its own state
     if sharded or moves:
         model["is_shared"] = True
+    if drawn["strategy"] in ("single", "ddp", "fsdp") and dice.chance(0.4):
+        is_mixed = "trainer.precision=bf16-mixed" in drawn["words"]  # whose steps have copies that cannot be changed
+        hooks = OUTSIDE_STEPS if is_mixed else (*OUTSIDE_STEPS, *IN_STEPS)
+        model["targets"] = [list(pair) for pair in {(dice.choice(WAYS), dice.choice(hooks)) for _ in range(3)}]
+        model["targets"] = sorted(
+            pair for pair in model["targets"] if pair[1] in OUTSIDE_STEPS or "loaded" not in pair[0]
+        )
     drawn["model"] = model
 
 

@@ -49,7 +49,11 @@ class Unlike(Exception):
 
 def prepare(project: Path) -> None:
     """Put the drawn module into a baked project, and import what all runs need."""
-    for name, source in (("drawn", "drawn_module"), ("drawn_trace", "drawn_trace")):
+    for name, source in (
+        ("drawn", "drawn_module"),
+        ("drawn_trace", "drawn_trace"),
+        ("changed_weights", "hpc/training/changed_weights"),
+    ):
         (project / f"src/my_research/{name}.py").write_text((HERE / f"{source}.py").read_text())
     assert "hpc" not in sys.modules, "runs are forked from this process, and must import hpc from this project"
     sys.path[:0] = [str(project), str(project / "src")]
