@@ -22,6 +22,7 @@ from hpc.plan import module_source
 from hpc.plan.example_batches import UnreadableData
 from hpc.plan.measured_step import NotTraceable
 from hpc.plan.memory import predict_memory
+from hpc.plan.prediction import with_loader_batch
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.step_time import predict_step
 from hpc.plan.trace_types import Trace, highest
@@ -96,6 +97,24 @@ class Lengths(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Divided(Data):
+    """Divides the batch size among the ranks, as a known template does."""
+
+    def setup(self, stage: str) -> None:
+        if 6 % self.trainer.world_size:
+            raise RuntimeError("6 samples are not divisible")
+        self.loading["batch_size"] = 6 // self.trainer.world_size
+
+
+@pytest.mark.parametrize(("data", "divides", "of_config", "of_loader"), [(Divided, True, 24, 6), (Data, False, 24, 4)])
+def test_a_loader_may_divide_the_batch_size_by_the_ranks(data: Any, divides: bool, of_config: int, of_loader: int):
+    trace = trace_step(Regression, make_data=lambda: data(SAMPLES))
+    assert trace.loader_divides_by_ranks is divides
+    layout = ParallelLayout(nodes=1, devices=4, micro_batch=of_config)
+    assert with_loader_batch(layout, trace).micro_batch == (of_config // 4 if divides else of_config)
+    assert with_loader_batch(replace(layout, devices=1, micro_batch=0), trace).micro_batch == of_loader
 
 
 @pytest.mark.parametrize("batch_size", [4, None])

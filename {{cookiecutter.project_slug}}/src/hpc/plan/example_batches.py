@@ -49,13 +49,15 @@ class ExampleBatches:
 
     Attributes:
         note: what a reader of the plan must know of the samples; empty for nothing.
-        loader_batch_size: of the loader; None if it is unknown.
+        loader_batch_size: of the loader on one rank; None if it is unknown.
+        loader_divides_by_ranks: whether the data's class divides the batch size that it is given by the ranks.
     """
 
     def __init__(self, make_data: Callable[[], L.LightningDataModule] | None = None) -> None:
         self.make_data = make_data
         self.note = ""
         self.loader_batch_size: int | None = None
+        self.loader_divides_by_ranks = False
         self.trainer = DryRunTrainer()
 
     def make(
@@ -100,7 +102,9 @@ class ExampleBatches:
     def _data(self) -> L.LightningDataModule:
         if self.make_data is None:
             raise UnreadableData("neither the module has example_batch(num_examples), nor are there data")
-        data = self.make_data()
+        return self._set_up(self.make_data())
+
+    def _set_up(self, data: L.LightningDataModule) -> L.LightningDataModule:
         if isinstance(data, DataModule):
             data.global_batch_size = SMALL_BATCH  # its loaders read whole batches
         data.trainer = self.trainer
@@ -110,8 +114,22 @@ class ExampleBatches:
 
     @cached_property
     def _loaders(self) -> Any:
+        self.trainer.was_asked_for_ranks = False
         loaders = self._data.train_dataloader()
+        if self.trainer.was_asked_for_ranks and isinstance(loaders, DataLoader):
+            self.loader_divides_by_ranks = 2 * self._batch_size_on_one_of_two() == loaders.batch_size
         return loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+
+    def _batch_size_on_one_of_two(self) -> int:
+        """Return the batch size of the loader that the data's class makes on two ranks; 0 if it makes none there."""
+        self.trainer.told_ranks = 2
+        try:
+            loader: Any = self._set_up(self.make_data()).train_dataloader() if self.make_data else None
+            return getattr(loader, "batch_size", None) or 0
+        except Exception:  # the researcher's code: two ranks do not divide a batch, for example
+            return 0
+        finally:
+            self.trainer.told_ranks = 1
 
     def _batch(self, loader: Any, num_examples: int) -> Any:
         """Return a batch of a loader: of so many samples, unless the loader is given whole batches."""

@@ -111,11 +111,13 @@ def predict(trace: Trace, setup: ParallelLayout, machine: Machine | None) -> Pre
 
 
 def with_loader_batch(setup: ParallelLayout, trace: Trace) -> ParallelLayout:
-    """Return the setup with the batch size of the data's loader, if the config gives none.
+    """Return the setup with the batch size of the data's loader, where that is not the one of the config.
 
     Raises:
         ConfigError: the loader does not say it either.
     """
+    if trace.loader_divides_by_ranks and (size := setup.micro_batch or trace.loader_batch_size):
+        return replace(setup, micro_batch=max(1, size // setup.world_size))
     if setup.micro_batch or trace.by_parameters:
         return setup
     if trace.loader_batch_size is None:

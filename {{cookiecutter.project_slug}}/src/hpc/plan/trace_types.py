@@ -68,6 +68,7 @@ class Trace:
     optimizer_states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
     numbers_per_example: int = 0  # in the input
     loader_batch_size: int | None = None  # of the loader of the data; None: it was not needed, or it is unknown
+    loader_divides_by_ranks: bool = False  # the batch size that the data's class is given
     note: str = ""  # on the samples with which it was traced
     checkpointed_parts: tuple[Part, ...] = ()  # with activation checkpointing, if it was measured and not derived
     by_parameters: str = ""  # why only parameters and optimizer states are known, if the step could not be traced

@@ -88,6 +88,7 @@ def trace_step(
         optimizer_states=few.optimizer_states,
         numbers_per_example=few.numbers_per_example,
         loader_batch_size=batches.loader_batch_size,
+        loader_divides_by_ranks=batches.loader_divides_by_ranks,
         note=batches.note,
         checkpointed_parts=tuple(_part(name, checkpointed) for name in few.names if checkpointed),
     )

@@ -36,7 +36,15 @@ LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 
 
 class DryRunTrainer(L.Trainer):
-    """A Trainer of one process that runs no loop and logs nothing."""
+    """A Trainer of one process that runs no loop and logs nothing.
+
+    Attributes:
+        told_ranks: how many ranks it tells whoever asks for its `world_size`.
+        was_asked_for_ranks: whether somebody has asked.
+    """
+
+    told_ranks = 1
+    was_asked_for_ranks = False
 
     def __init__(self, num_steps: int = NUM_STEPS) -> None:
         with _quiet():
@@ -47,6 +55,11 @@ class DryRunTrainer(L.Trainer):
         self.state.fn = TrainerFn.FITTING
         self.training = True
         self.datamodule: L.LightningDataModule | None = None
+
+    @property
+    def world_size(self) -> int:
+        self.was_asked_for_ranks = True
+        return self.told_ranks
 
     @property
     def estimated_stepping_batches(self) -> int:
