@@ -1,9 +1,11 @@
 """Check Hydra's own flags and its compose API: each works as in Hydra, or a sentence says what to type."""
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,16 @@ from fork import ENVIRON, PROJECT
 from hpc.config import command_parser
 from hpc.config.errors import ConfigError
 from hpc.run import command_line
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Undo what Hydra's `--info` does to the root logger: a handler for the output of that test, and every message."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -76,7 +76,8 @@ def state(run_dir: Path) -> dict[str, torch.Tensor]:
     last = run_dir / "checkpoints" / "last.ckpt"
     files = {str(file.relative_to(last)): file for file in last.rglob("*.pt")}
     leaves = {name: tree_flatten_with_path(safe_unpickle.load_plain(file))[0] for name, file in files.items()}
-    found = {f"{name}{keystr(p)}": leaf for name, all in leaves.items() for p, leaf in all if torch.is_tensor(leaf)}
+    named = {f"{name}{keystr(path)}": leaf for name, all in leaves.items() for path, leaf in all}
+    found = {name.replace(str(run_dir), ""): leaf for name, leaf in named.items() if torch.is_tensor(leaf)}
     for prefix in ("state_dict.", "optimizer_0.state."):
         kept, weights.PREFIX = weights.PREFIX, prefix
         try:
