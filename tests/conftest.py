@@ -13,6 +13,10 @@ from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parents[1]
 
+# Beside the sources bytecode would differ between bakes, and without it each process would compile hpc anew.
+os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Valid answers that break every place where quoting is missing.
 AWKWARD = {
     "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",

@@ -52,8 +52,10 @@ def remove(folder: Path, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Without this, bytecode written beside the sources would be part of the next bake.
+# Beside the sources bytecode would be part of the next bake, and without it each process would compile hpc anew.
 sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: tests must not read this user's own cluster values
 PROJECT = Path(os.environ.get(VARIABLE) or make())
 os.environ[VARIABLE] = str(PROJECT)

@@ -179,8 +179,14 @@ def _has_ended(run: RunRecord, states: Mapping[str, JobState] | None) -> bool:
     """Return whether no process will end the trial of this run. `states` are those of jobs; None: unknown."""
     if run.verdict == "failed" or history.num_starts_at_giving_up(run):
         return True
-    if states is None or not run.jobs or any(job in states and states[job].is_active for job in run.jobs):
+    if states is None or not run.jobs:
         return False
+    known = [states[job] for job in run.jobs if job in states]
+    if any(state.is_active for state in known):
+        return False
+    if len(known) == len(run.jobs):
+        return True
+    # This scheduler does not know a job, which may be another cluster's.
     silent_seconds = time.time() - (history.last_sign_of_life(run, run.attempts[-1]) if run.attempts else 0)
     return silent_seconds > last_seen.SILENT_SECONDS
 
