@@ -56,6 +56,8 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
     if drawn["strategy"] in ("single", "ddp", "fsdp") and dice.chance(0.4):
         is_mixed = "trainer.precision=bf16-mixed" in drawn["words"]  # whose steps have copies that cannot be changed
         hooks = OUTSIDE_STEPS if is_mixed else (*OUTSIDE_STEPS, *IN_STEPS)
+        if moves:  # to other micro-batches, of which a step has another number
+            hooks = ("on_before_optimizer_step", "on_validation_start", "on_validation_epoch_end")
         model["targets"] = [list(pair) for pair in {(dice.choice(WAYS), dice.choice(hooks)) for _ in range(3)}]
         model["targets"] = sorted(
             pair for pair in model["targets"] if pair[1] in OUTSIDE_STEPS or "loaded" not in pair[0]

@@ -94,7 +94,7 @@ folder = Path("{folder}")
 cache = CompileCache(str(folder / "shared"), enabled=True, node_local=str(folder / "node"))
 strategy = SimpleNamespace(root_device=device("cpu"))
 trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(folder), is_global_zero=True)
-cache.setup(trainer, SimpleNamespace(network=nn.Linear(2, 2)), "fit")
+cache.setup(trainer, nn.Sequential(nn.Linear(2, 2)), "fit")
 for number in range(8):
     aside = cache.cache_dir / f"tmp-{{os.getpid()}}-{{number}}"
     aside.mkdir(parents=True)
