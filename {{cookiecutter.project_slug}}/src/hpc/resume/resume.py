@@ -222,7 +222,7 @@ class Resume(StopsEvaluations):
         checkpoint |= continuation.state_to_save(
             trainer, pl_module, initial=self.initial, random_at_start=self._random_at_start
         )
-        checkpoint["unused"] = getattr(trainer.strategy, "unused", None)
+        checkpoint["unused"] = trainer.strategy.unused_to_save() if isinstance(trainer.strategy, DDP) else None
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
         is_fetched = checkpoint["position"]["is_fetched"]
         checkpoint[RANK_STATE]["transferred"] = self._transfer.state() if is_fetched else None

@@ -60,6 +60,13 @@ class FindsUnusedParameters:
             self._average_gradients()
         super().post_backward(closure_loss)  # type: ignore[misc]
 
+    def unused_to_save(self) -> list[str] | None:
+        """Return `unused` for a resumed run, which also wraps what was put in the place of wrapped parameters."""
+        if self.unused is None:
+            return None
+        wrapped, named = set(map(id, self.wrapped)), self.lightning_module.named_parameters()
+        return sorted({*self.unused, *(name for name, p in named if p.requires_grad and id(p) not in wrapped)})
+
     def before_step(self) -> None:
         """Wrap the module anew before the second step if the first one has left parameters unused."""
         super().before_step()  # type: ignore[misc]
