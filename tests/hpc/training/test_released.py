@@ -161,18 +161,28 @@ def test_ranks_train_together_what_is_released_within_a_step(start: Callable[...
 
 
 @pytest.mark.soak
-def test_what_any_hook_freezes_and_frees_is_trained_alike(start: Callable[..., str], tmp_path: Path) -> None:
-    words = [*WORDS, "trainer.precision=64-true", "trainer.num_sanity_val_steps=2"]
+@pytest.mark.parametrize(
+    "own",
+    [[], ["trainer.accumulate_grad_batches=2"], ["+strategy.lightning.find_unused_parameters=true"]],
+    ids=["", "accumulated", "find_unused_parameters"],
+)
+def test_what_any_hook_freezes_and_frees_is_trained_alike(
+    own: list[str], start: Callable[..., str], tmp_path: Path
+) -> None:
+    of_ddp = [word for word in own if "strategy" in word]
+    words = [*WORDS, *(word for word in own if word not in of_ddp), "trainer.precision=64-true"]
+    words += ["trainer.num_sanity_val_steps=2"]
     told = {
-        strategy: dict(line.split()[1:] for line in heads(start(tmp_path / strategy, ranks, own, patch=BY_TURNS)))
+        strategy: dict(line.split()[1:] for line in heads(start(tmp_path / strategy, ranks, typed, patch=BY_TURNS)))
         for strategy, ranks in (("single", 1), ("ddp", 2), ("fsdp", 2))
-        if (own := [*words, f"strategy={strategy}", f"trainer.devices={ranks}"])
+        if (typed := [*words, f"strategy={strategy}", f"trainer.devices={ranks}"])
+        if (typed := [*typed, *(of_ddp if strategy == "ddp" else [])])
     }
     assert len(told["single"]) == 12
     for strategy in ("ddp", "fsdp"):
-        for hook, weights in told["single"].items():
-            assert float(told[strategy][hook]) == pytest.approx(float(weights), rel=1e-11), (strategy, hook)
-    start(tmp_path / "run", 2, [*words, "strategy=ddp"], stop_at=6, patch=BY_TURNS)
+        weights = {hook: float(told[strategy][hook]) for hook in told["single"]}
+        assert weights == pytest.approx({hook: float(own) for hook, own in told["single"].items()}, rel=1e-11), strategy
+    start(tmp_path / "run", 2, [*words, "strategy=ddp", *of_ddp], stop_at=3, patch=BY_TURNS)
     assert dict(line.split()[1:] for line in heads(start(tmp_path / "run", 2, [], patch=BY_TURNS))) == told["ddp"]
 
 

@@ -117,7 +117,8 @@ class ExampleBatches:
         self.trainer.was_asked_for_ranks = False
         loaders = self._data.train_dataloader()
         if self.trainer.was_asked_for_ranks and isinstance(loaders, DataLoader):
-            self.loader_divides_by_ranks = 2 * self._batch_size_on_one_of_two() == loaders.batch_size
+            size = loaders.batch_size or 0
+            self.loader_divides_by_ranks = 0 < self._batch_size_on_one_of_two() == size // 2
         return loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
 
     def _batch_size_on_one_of_two(self) -> int:

@@ -56,12 +56,12 @@ class ForkedStarts:
             self._context.Process(target=_run_rank, args=(program, list(words), environ, str(log)))
             for environ in environs
         ]
-        for rank in ranks:
-            rank.start()
         try:
+            for rank in ranks:
+                rank.start()
             return self._wait(ranks, log)
         finally:
-            for rank in ranks:
+            for rank in [rank for rank in ranks if rank.pid]:
                 with suppress(ProcessLookupError):  # workers may outlive the rank that started them
                     os.killpg(rank.pid, signal.SIGKILL)
                 rank.kill()  # it may not lead its group yet

@@ -40,38 +40,21 @@ class ProgressLines(ProgressBar):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._print_training(trainer, pl_module)
 
+    # A number after the batch and its index is that of the loader.
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
-        self._print_batches("validation", batch_idx)
+        self._print_batches("validation", batch[1])
 
     def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
-        self._print_batches("test", batch_idx)
+        self._print_batches("test", batch[1])
 
     def on_predict_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
-        self._print_batches("prediction", batch_idx)
+        self._print_batches("prediction", batch[1])
 
     def _print_training(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         metrics = {name: value for name, value in self.get_metrics(trainer, module).items() if name != "v_num"}

@@ -91,31 +91,23 @@ class DDP(
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Let DDP look for unused parameters from the first step on before which one has been frozen."""
         self._register_unfrozen(self.frozen or {})  # wraps the module anew, so before this step decides who averages
-        if self.unused is not None and (names := self._newly_frozen()):
+        if self.unused is not None and (names := self.newly_frozen()):
             self.unused = names
             self._wrap_again()
         outputs = super().training_step(*args, **kwargs)
-        if self.unused is not None and (names := self._newly_frozen()):
+        if self.unused is not None and (names := self.newly_frozen()):
             rule = "With strategy=ddp, parameters must not be frozen within a training step, as DDP waits for their "
             rule += "gradients"
             fix = "requires_grad_(False) in on_train_batch_start, or +strategy.lightning.find_unused_parameters=true"
             raise ConfigError("model", join_names(names), rule, fix)
         return outputs
 
-    def _newly_frozen(self) -> list[str]:
-        """Return the parameters that are frozen now, and of which DDP waits for gradients."""
-        if self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}:
-            return []  # it waits for none, or the config decides
-        if all(parameter.requires_grad for parameter in self.wrapped):
-            return []
-        wrapped, named = set(map(id, self.wrapped)), self.lightning_module.named_parameters()
-        return [name for name, p in named if id(p) in wrapped and not p.requires_grad]
-
     def _wrap_again(self) -> None:
         """Wrap the module anew, as its parameters or the way in which DDP waits for them have changed."""
         module, was_frozen = self.lightning_module, self.frozen or {}
+        self.average_gradients(dict(module.named_parameters()))  # of batches that are accumulated; DDP forgets them
         frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-        if self.unused:  # DDP looks for those, and takes up what was trained before, as it may be released again
+        if self.unused or self._ddp_kwargs.get("find_unused_parameters"):  # DDP looks for those, and takes up what was trained before, as it may be released again
             frozen_again = [parameter for name, parameter in frozen.items() if name not in was_frozen]
         else:  # DDP would wait for gradients of them
             frozen_again, self.frozen = [], was_frozen | frozen
@@ -163,7 +155,7 @@ class FSDP(
             super().setup(trainer)
         if not self._meets_in_forward:
             self._meets_in_forward = True
-            module = self.lightning_module
+            module: nn.Module = self.lightning_module
             parts: list[nn.Module] = [part for part in module.modules() if isinstance(part, FSDPModule)]
             for part in [*parts, *(parts_with_parameters(module) if isinstance(module, FSDPModule) else ())]:
                 part.register_forward_pre_hook(self._before_forward, prepend=True)

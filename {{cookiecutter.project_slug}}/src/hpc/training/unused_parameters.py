@@ -48,7 +48,8 @@ class FindsUnusedParameters:
         self._is_first_step = self.unused is None and self.model.require_backward_grad_sync
         if not self._is_first_step:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
-        self._trained = {name: p for name, p in self.lightning_module.named_parameters() if p.requires_grad}
+        named = self.lightning_module.named_parameters()  # an earlier batch of this step may have left gradients
+        self._trained = {name: p for name, p in named if p.requires_grad or p.grad is not None}
         self.model.require_backward_grad_sync = False  # read by the forward of DDP, and by nothing after it
         outputs = super().training_step(*args, **kwargs)  # type: ignore[misc]
         self.model.require_backward_grad_sync = True
@@ -57,7 +58,9 @@ class FindsUnusedParameters:
     def post_backward(self, closure_loss: Any) -> None:
         if self._is_first_step:
             self._is_first_step = False
-            self._average_gradients()
+            used = self.average_gradients(self._trained)
+            self.unused = [name for name in self._trained if name not in used]
+            self._trained = {}
         super().post_backward(closure_loss)  # type: ignore[misc]
 
     def unused_to_save(self) -> list[str] | None:
@@ -73,19 +76,27 @@ class FindsUnusedParameters:
         if self.unused and not self.model.find_unused_parameters and "find_unused_parameters" not in self._ddp_kwargs:
             self._wrap_again()
 
+    def newly_frozen(self) -> list[str]:
+        """Return the parameters that are frozen now, and of which DDP waits for gradients."""
+        if self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}:
+            return []  # it waits for none, or the config decides
+        if all(parameter.requires_grad for parameter in self.wrapped):
+            return []
+        wrapped, named = set(map(id, self.wrapped)), self.lightning_module.named_parameters()
+        return [name for name, p in named if id(p) in wrapped and not p.requires_grad]
+
     def _wrap_again(self) -> None:
         raise NotImplementedError
 
-    def _average_gradients(self) -> None:
-        """Average the gradients over the ranks, and note which parameters have none on any of them."""
-        gradients = [parameter.grad for parameter in self._trained.values()]
-        is_used = torch.tensor([gradient is not None for gradient in gradients], device=self.lightning_module.device)
-        all_reduce(is_used := is_used.int(), ReduceOp.MAX)
-        used = dict(zip(self._trained, is_used.tolist(), strict=True))
-        for name, parameter in self._trained.items():
-            if used[name]:
-                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
-                all_reduce(gradient.div_(self.world_size))
-                parameter.grad = gradient
-        self.unused = [name for name in self._trained if not used[name]]
-        self._trained = {}
+    def average_gradients(self, parameters: Mapping[str, nn.Parameter]) -> set[str]:
+        """Average gradients over the ranks. Return the names of those parameters that have one on any of them."""
+        has_gradient = [parameter.grad is not None for parameter in parameters.values()]
+        is_used = torch.tensor(has_gradient, device=self.lightning_module.device).int()
+        all_reduce(is_used, ReduceOp.MAX)
+        used = {name for name, is_used in zip(parameters, is_used.tolist(), strict=True) if is_used}
+        for name in [name for name in parameters if name in used]:
+            parameter = parameters[name]
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
+            all_reduce(gradient.div_(self.world_size))
+            parameter.grad = gradient
+        return used
