@@ -9,12 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.connectors.logger_connector.result import (
-    _Metadata,
-    _ResultCollection,
-    _ResultMetric,
-    _Sync,
-)
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
@@ -22,6 +17,7 @@ from torchmetrics.wrappers import MetricTracker
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from hpc.config.errors import ConfigError
+from hpc.training.logged_names import MatchingResults
 
 # The arguments with which a value was logged, as Lightning records them.
 LOG_ARGUMENTS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
@@ -103,7 +99,7 @@ def restore_shown_metrics(trainer: L.Trainer, state: dict[str, Any]) -> None:
         setattr(trainer._logger_connector, f"_{name}", {key: _to(value, device) for key, value in shown})
 
 
-class ContinuedResults(_ResultCollection):
+class ContinuedResults(MatchingResults):
     """Lightning's results, with values that an earlier process has logged."""
 
     unchecked: set[str]  # keys that this process has not logged yet
@@ -113,7 +109,7 @@ class ContinuedResults(_ResultCollection):
             self.unchecked.discard(key)
             fn, group, rank_zero_only = (how[word] for word in ("sync_dist_fn", "sync_dist_group", "rank_zero_only"))
             self[key].meta.sync = _Sync(fn, how["sync_dist"], rank_zero_only, _group=group)
-        _ResultCollection.log(self, fx, name, value, **how)  # type: ignore[arg-type]
+        super().log(fx, name, value, **how)  # type: ignore[arg-type]
 
 
 def _metrics(module: nn.Module) -> Iterator[tuple[str, Metric]]:

@@ -39,8 +39,11 @@ class StepBoundary:
         self.evaluation_stop = EvaluationStop(self.agreement, self._evaluation_reason)
         self.is_saved_before_evaluation = False
         exchanges = [self.agreement.early.exchange, self.evaluation_stop.agreement.early.exchange]
-        if common_forward := getattr(trainer.strategy, "common_forward", None):
-            exchanges.append(common_forward.exchange)
+        meetings = [
+            getattr(trainer.strategy, "common_forward", None),
+            getattr(trainer._logger_connector, "meeting", None),
+        ]
+        exchanges += [meeting.exchange for meeting in meetings if meeting]
         run.watch.set_store_callback(lambda store: [exchange(store) for exchange in exchanges])
 
     def save_or_stop_if_due(self, *, is_last: bool = False) -> None:

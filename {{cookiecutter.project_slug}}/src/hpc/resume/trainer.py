@@ -29,6 +29,7 @@ from hpc.training.attempt import Attempt
 from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
 from hpc.training.logged_names import MatchingConnector
+from hpc.training.meeting import Meeting
 from hpc.training.parallelize import ModuleChanges
 
 # Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
@@ -107,7 +108,8 @@ def make_trainer(
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     else:
-        trainer._logger_connector.__class__ = MatchingConnector
+        connector: Any = trainer._logger_connector
+        connector.__class__, connector.meeting = MatchingConnector, Meeting("log", run.watch.store)
     record.log_config(trainer, cfg)
     return trainer
 

@@ -38,6 +38,11 @@ def is_in_collective(thread: int) -> bool:
     return any(file.endswith("/torch/distributed/distributed_c10d.py") for file, _, _ in _stack(thread))
 
 
+def is_in_backward(thread: int) -> bool:
+    """Return whether this thread computes gradients, or waits for those of other ranks."""
+    return any(name == "_engine_run_backward" for _, _, name in _stack(thread))
+
+
 def format_all_stacks() -> str:
     """Return the stacks of all threads, innermost calls first, the main thread last."""
     text = []

@@ -107,7 +107,8 @@ class DDP(
         module, was_frozen = self.lightning_module, self.frozen or {}
         self.average_gradients(dict(module.named_parameters()))  # of batches that are accumulated; DDP forgets them
         frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-        if self.unused or self._ddp_kwargs.get("find_unused_parameters"):  # DDP looks for those, and takes up what was trained before, as it may be released again
+        if self.unused or self._ddp_kwargs.get("find_unused_parameters"):
+            # DDP looks for those, and takes up what was trained before, as it may be released again.
             frozen_again = [parameter for name, parameter in frozen.items() if name not in was_frozen]
         else:  # DDP would wait for gradients of them
             frozen_again, self.frozen = [], was_frozen | frozen
