@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import typed_fixes
 from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
@@ -191,7 +193,7 @@ REFUSALS = [
     (["faults.hang_minutes=1e30"], "faults.hang_minutes", "at most 525600"),
     (["callbacks.monitor=3"], "callbacks.monitor", "callbacks.monitor=null"),
     ([*TEXT, "model.network.block_size='no'"], "model.network.block_size", "int"),
-    ([*TEXT, "model.network.num_heads=9000000000000000000000"], "model.network.num_heads", "num_heads=128"),
+    ([*TEXT, "model.network.num_heads=9000000000000000000000"], "model.network.num_heads", "num_heads=64"),
     ([*TEXT, "model.network.dropout=1.5"], "model.network.dropout", "from 0 to 1"),
     (["data.num_classes=-2"], "model.network.num_classes", "at least 1"),
     (["model.network.depths=[1,1]"], "model.network.depths", "model.network.widths, which has 3"),
@@ -204,6 +206,8 @@ REFUSALS = [
     (["model.network._target_=os.system"], "model.network._target_", "must be in a trusted package"),
     (["+model={_target_: os.system}"], "model._target_", "must be in a trusted package"),
 ]
+# What is missing, too, once that is typed which an error says.
+FURTHER = {"trainer": "trainer.devices", "model.network.image_size": "data.dir", "test_only": "task"}
 
 
 @pytest.mark.parametrize(("overrides", "key", "words"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
@@ -213,6 +217,9 @@ def test_rejections_name_key_rule_and_fix(overrides: list[str], key: str, words:
     assert caught.value.key == key
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 20
+    for typed in typed_fixes.retyped(overrides, caught.value):
+        with pytest.raises(ConfigError, match=f"^{further}") if (further := FURTHER.get(key)) else nullcontext():
+            accept(*typed)
 
 
 def test_all_keys_without_a_value_are_named_at_once() -> None:

@@ -51,7 +51,8 @@ def check_model_network(strategy: StrategyConfig, cfg: DictConfig) -> None:
 def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig, *, world_size: int) -> None:
     key, size = "strategy.tensor_parallel_size", strategy.tensor_parallel_size
     if size > 1 and strategy.kind != "fsdp":
-        raise ConfigError(key, size, f"must be 1 with strategy={strategy.name}", "strategy=fsdp")
+        fix = f"{key}=1, or strategy=fsdp with a network that has `tensor_parallel_plan` (see models/gpt.py)"
+        raise ConfigError(key, size, f"must be 1 with strategy={strategy.name}", fix)
     if world_size % size:
         sizes = f"{trainer.num_nodes} nodes * {trainer.devices} devices = {world_size}"
         rule = f"must be a divisor of the world size ({sizes})"

@@ -66,9 +66,9 @@ def check_trainer_arguments(cfg: DictConfig) -> None:
             raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
     if str(trainer.get("default_root_dir")) not in ("None", str(cfg.run_dir)):
         rule = "must be the run directory, which run_dir= names"
-        raise ConfigError(
-            "trainer.default_root_dir", trainer.default_root_dir, rule, f"run_dir={trainer.default_root_dir}"
-        )
+        folder = trainer.default_root_dir
+        fix = f"run_dir={folder if isinstance(folder, str) else '<a directory>'}"
+        raise ConfigError("trainer.default_root_dir", folder, rule, fix)
     if trainer.get("barebones"):
         rule = "must be false: a run cannot be saved and resumed without callbacks"
         fix = "callbacks=null logger=null, which leaves out all others; trainer.fast_dev_run=true tries a few batches"

@@ -29,13 +29,14 @@ def check_gpt(network: DictConfig, cfg: DictConfig) -> None:
         rule = "must be a probability, from 0 to 1"
         raise ConfigError("model.network.dropout", dropout, rule=rule, fix="model.network.dropout=0.1")
     width, num_heads = network.width, network.num_heads
+    possible = [size for size in range(1, width // 2 + 1) if width % size == 0 and width // size % 2 == 0]
+    nearest = min(possible, key=lambda size: abs(size - num_heads), default=None)
+    fix = f"model.network.num_heads={nearest}" if nearest else f"model.network.width={width + 1}"
     if width % num_heads:
         rule = f"must be a divisor of model.network.width ({width})"
-        fix = f"model.network.num_heads={_largest_divisor(width, min(num_heads, width))}"
         raise ConfigError("model.network.num_heads", num_heads, rule=rule, fix=fix)
     if width // num_heads % 2:
         rule = f"must give each head an even size, for rotary positions; {width} / {num_heads} is {width // num_heads}"
-        fix = "model.network.num_heads=<width / 64, for example>"
         raise ConfigError("model.network.num_heads", num_heads, rule=rule, fix=fix)
     num_ranks = cfg.strategy.tensor_parallel_size
     if num_heads % num_ranks:
@@ -48,11 +49,12 @@ def check_resnet(network: DictConfig, cfg: DictConfig) -> None:
     """Reject sizes that do not fit together."""
     for key in ("num_classes", "in_channels", "image_size"):
         _reject_below_one(key, network.get(key))
-    for key in ("depths", "widths"):
+    for key, other, usual in (("depths", "widths", 2), ("widths", "depths", 32)):
         for size in network[key]:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 rule = "must be a list of whole numbers above 0, one for each stage"
-                raise ConfigError(f"model.network.{key}", network[key], rule=rule, fix=f"model.network.{key}=[2,2]")
+                fix = f"model.network.{key}=[{','.join([str(usual)] * len(network[other]))}]"
+                raise ConfigError(f"model.network.{key}", network[key], rule=rule, fix=fix)
     if not network.depths or len(network.depths) != len(network.widths):
         rule = f"must have one number for each stage, like model.network.widths, which has {len(network.widths)}"
         fix = "model.network.depths=[2,2] model.network.widths=[8,16]"
