@@ -1,6 +1,7 @@
 """Check that a pipe gets lines, and that warnings which a user can do nothing about are not shown."""
 
 import io
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils._pytree import LeafSpec
 
-from hpc.resume.trainer import LIBRARIES_WARNINGS
+from hpc.resume.trainer import LIBRARIES_WARNINGS, is_no_advertisement
 from hpc.training import progress
 
 
@@ -82,3 +84,16 @@ def test_warnings_of_libraries_are_recognized(monkeypatch: pytest.MonkeyPatch) -
         slurm.SLURMEnvironment._validate_srun_used()
         isinstance(LeafSpec(), LeafSpec)
     assert len(shown) == 2
+
+
+def test_advertisements_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    options: dict[str, Any] = {"logger": CSVLogger(tmp_path), "accelerator": "cpu", "enable_progress_bar": False}
+    with caplog.at_level(logging.INFO, logger.name):
+        L.Trainer(**options)
+        assert "litlogger" in caplog.text  # a new wording would show it again
+        caplog.clear()
+        logger.addFilter(is_no_advertisement)
+        L.Trainer(**options)
+        logger.removeFilter(is_no_advertisement)
+    assert "GPU available" in caplog.text and "litlogger" not in caplog.text

@@ -1,5 +1,6 @@
 """The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ LIBRARIES_WARNINGS = [
     "The `srun` command is available",
     "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
 ]
+
+
+def is_no_advertisement(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's log is not about products that it recommends."""
+    return not record.getMessage().startswith("💡 Tip:")
 
 
 def make_trainer(
@@ -89,6 +95,7 @@ def make_trainer(
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
     for message in LIBRARIES_WARNINGS:
         warnings.filterwarnings("ignore", message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
     strategies.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
