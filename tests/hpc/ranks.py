@@ -20,11 +20,13 @@ PROJECT = Path(__file__).absolute().parents[1]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
 LIMIT = 180  # seconds for one start
 LIBRARIES = ["lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics"]
+LIBRARIES += ["hydra.core.override_parser.overrides_parser", "torchdata.stateful_dataloader"]
+PARTS = ["hpc.training.attempt", "hpc.resume.trainer", "hpc.data.data_module"]  # importing hpc takes as long as all else
 
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    for library in LIBRARIES:
+    for library in [*LIBRARIES, *PARTS]:
         importlib.import_module(library)
     for line in sys.stdin:
         start = json.loads(line)

@@ -20,6 +20,7 @@ from hpc.config.project import PROJECT, SOURCES
 from hpc.launch.placement import LAUNCHERS
 
 LIBRARIES = ["lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics"]
+LIBRARIES += ["hydra.core.override_parser.overrides_parser", "torchdata.stateful_dataloader"]
 GRACE_SECONDS = 30.0  # in which the other ranks end once one has failed
 POLL_SECONDS = 0.05
 # Variables that make a process one of the ranks of a launch. This shell may be a task of srun.
