@@ -51,8 +51,8 @@ soak: system env
 	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m soak
 	.venv/bin/python tests/chaos.py --faults 15 --seed 2
 	.venv/bin/python tests/drawn_neighbours.py --rounds 4 --seed 2
-	.venv/bin/python tests/drawn_inputs.py --count 200 --seed 2
-	.venv/bin/python tests/drawn_runs.py --count 24 --seed 2
+	.venv/bin/python tests/drawn_inputs.py --count 120 --seed 2
+	.venv/bin/python tests/drawn_runs.py --count 16 --seed 2
 
 chaos: system env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))

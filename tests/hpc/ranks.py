@@ -21,7 +21,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
 LIMIT = 180  # seconds for one start
 LIBRARIES = ["lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics"]
 LIBRARIES += ["hydra.core.override_parser.overrides_parser", "torchdata.stateful_dataloader"]
-PARTS = ["hpc.training.attempt", "hpc.resume.trainer", "hpc.data.data_module"]  # importing hpc takes as long as all else
+PARTS = ["hpc.training.attempt", "hpc.resume.trainer", "hpc.data.data_module"]  # as slow to import
 
 
 def main() -> None:
