@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typed_fixes
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import (
     DataLoader,
@@ -150,7 +151,7 @@ REJECTED = {
         "the value that the run had",
     ),
     "steps of more samples": (
-        (2, 2, FEWER, {"per_epoch": 12, "every": 12, "ranks": 4}),
+        (2, 2, FEWER, {"per_epoch": 6, "every": 6, "ranks": 4}),
         "trainer.devices",
         "trainer.accumulate_grad_batches=1",
     ),
@@ -221,6 +222,22 @@ def test_another_place_is_rejected(case: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resume_at(*words)
     assert (caught.value.key, caught.value.fix) == (key, fix)
+    for typed in typed_fixes.retyped([], caught.value):
+        resume_at(*with_fix(words, key, typed[0]))
+
+
+def with_fix(words: tuple[Any, ...], key: str, typed: str) -> tuple[Any, ...]:
+    """Return the arguments of `resume_at` once a fix is typed."""
+    (was, now, then, here, *batches), (name, _, text) = words, typed.partition("=")
+    number = float(text) if "." in text else int(text)
+    if name == "trainer.accumulate_grad_batches":  # where the global batch size is given, batches are as before, too
+        return (was, number, then, here if key == "trainer.devices" else then, *batches)
+    facts = {
+        "trainer.limit_train_batches": {"limit": number, "per_epoch": number, "every": number},
+        "trainer.val_check_interval": {"interval": number, "every": number},
+        "trainer.limit_val_batches": {"evaluated": number},
+    }
+    return (was, now, then, here | facts[name], *batches)
 
 
 # Data changed on purpose
