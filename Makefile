@@ -45,7 +45,7 @@ test: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m "not soak"
 
-# Three faults for each strategy; the tests above have each kind that ends a rank or a node, and `make chaos` has all.
+# Three faults for each strategy; `make chaos` has all kinds.
 soak: system env
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m soak
 	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m soak

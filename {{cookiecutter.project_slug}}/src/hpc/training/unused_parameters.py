@@ -48,8 +48,7 @@ class FindsUnusedParameters:
         self._is_first_step = self.unused is None and self.model.require_backward_grad_sync
         if not self._is_first_step:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
-        named = self.lightning_module.named_parameters()  # an earlier batch of this step may have left gradients
-        self._trained = {name: p for name, p in named if p.requires_grad or p.grad is not None}
+        self._trained = {name: p for name, p in self.lightning_module.named_parameters() if p.requires_grad}
         self.model.require_backward_grad_sync = False  # read by the forward of DDP, and by nothing after it
         outputs = super().training_step(*args, **kwargs)  # type: ignore[misc]
         self.model.require_backward_grad_sync = True
@@ -58,7 +57,8 @@ class FindsUnusedParameters:
     def post_backward(self, closure_loss: Any) -> None:
         if self._is_first_step:
             self._is_first_step = False
-            used = self.average_gradients(self._trained)
+            # Of all, as an earlier batch of this step may have left gradients of what is frozen now, on some ranks.
+            used = self.average_gradients(dict(self.lightning_module.named_parameters()) | self._trained)
             self.unused = [name for name in self._trained if name not in used]
             self._trained = {}
         super().post_backward(closure_loss)  # type: ignore[misc]

@@ -29,14 +29,13 @@ def check_gpt(network: DictConfig, cfg: DictConfig) -> None:
         rule = "must be a probability, from 0 to 1"
         raise ConfigError("model.network.dropout", dropout, rule=rule, fix="model.network.dropout=0.1")
     width, num_heads = network.width, network.num_heads
-    possible = [size for size in range(1, width // 2 + 1) if width % size == 0 and width // size % 2 == 0]
-    nearest = min(possible, key=lambda size: abs(size - num_heads), default=None)
-    fix = f"model.network.num_heads={nearest}" if nearest else f"model.network.width={width + 1}"
     if width % num_heads:
         rule = f"must be a divisor of model.network.width ({width})"
+        fix = f"model.network.num_heads={_largest_divisor(width, min(num_heads, max(width // 2, 1)))}"
         raise ConfigError("model.network.num_heads", num_heads, rule=rule, fix=fix)
     if width // num_heads % 2:
         rule = f"must give each head an even size, for rotary positions; {width} / {num_heads} is {width // num_heads}"
+        fix = "model.network.num_heads=<width / 64, for example>"
         raise ConfigError("model.network.num_heads", num_heads, rule=rule, fix=fix)
     num_ranks = cfg.strategy.tensor_parallel_size
     if num_heads % num_ranks:
