@@ -58,7 +58,7 @@ class FindsUnusedParameters:
         if self._is_first_step:
             self._is_first_step = False
             # Of all, as an earlier batch of this step may have left gradients of what is frozen now, on some ranks.
-            used = self.average_gradients(dict(self.lightning_module.named_parameters()) | self._trained)
+            used = self.average_gradients({**dict(self.lightning_module.named_parameters()), **self._trained})
             self.unused = [name for name in self._trained if name not in used]
             self._trained = {}
         super().post_backward(closure_loss)  # type: ignore[misc]
