@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typed_fixes
 from desk import Desk
 from fork import ENVIRON
 
@@ -97,6 +98,13 @@ def test_what_cannot_be_measured_is_told_at_once(words: list[str], said: str, de
     assert typed(desk, *words, *where) == 2
     assert said in desk.err and desk.err.count("ConfigError:") == 1
     assert desk.runs() == []
+    desk.set.setattr("torch.distributed.run.main", lambda _: None)  # which would ask for GPUs
+
+    def type_again(accepted: list[str]) -> None:
+        if typed(desk, *accepted):
+            raise typed_fixes.printed(desk.err)
+
+    typed_fixes.follow(type_again, [*words, *where], typed_fixes.printed(desk.err))
 
 
 def test_sockets_and_slow_nodes_are_warned_of() -> None:

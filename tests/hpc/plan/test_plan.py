@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import typed_fixes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -325,6 +326,13 @@ def test_bad_input_gets_one_message(words, said):
     assert done.returncode == 2 and done.stderr.startswith(("ConfigError: ", "tracing")), done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
 
+    def type_again(accepted):
+        again = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, *accepted)
+        if again.returncode:
+            raise typed_fixes.printed(again.stderr)
+
+    typed_fixes.follow(type_again, words, typed_fixes.printed(done.stderr))
+
 
 @pytest.mark.soak
 @pytest.mark.slow
@@ -357,6 +365,11 @@ def test_a_size_that_nobody_gives_is_asked_for(words, said):
         cfg = compose.compose_overrides(["model=resnet50", *words])
         run_plan.plan_run(cfg, words, own={})
     assert str(caught.value).startswith(said)
+
+    def type_again(accepted):
+        run_plan.plan_run(compose.compose_overrides(["model=resnet50", *accepted]), accepted, own={})
+
+    typed_fixes.follow(type_again, words, caught.value)
 
 
 def test_sizes_in_the_config_are_enough_for_a_plan():

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median_low
 
 import pytest
+import typed_fixes
 from fork import ENVIRON, PROJECT, scalars
 
 from hpc.checkpoint import on_disk
@@ -40,6 +41,7 @@ def points(*words: str) -> list[ScalingPoint]:
 def rejection(*words: str) -> str:
     with pytest.raises(ConfigError) as rejected:
         points(*words)
+    typed_fixes.follow(lambda typed: points(*typed), words, rejected.value)
     return str(rejected.value)
 
 
@@ -102,7 +104,7 @@ def test_what_is_typed_counts_more_than_the_defaults_of_a_study() -> None:
         (["nodes=1,2", "trainer.num_nodes=2"], "nodes="),
         (["nodes=1,2", "run_dir=x"], "out="),
         (["nodes=1,2", "trainer.max_steps=39"], "trainer.max_steps=40"),
-        (["nodes=1,2", "scaling=week"], "scaling=weak"),
+        (["nodes=1,2", "scaling=week", "lr=keep"], "scaling=weak"),
         (["nodes=1,2", "scaling=weak"], "lr=keep, lr=linear or lr=sqrt"),
         (["nodes=1,2", "lr=root"], "must be one of"),
         (["nodes=1,2", "lr=sqrt"], "scaling=weak"),

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typed_fixes
 from desk import Desk
 from fork import ENVIRON, PROJECT, QUIET, scalars
 from optuna.trial import TrialState
@@ -109,8 +110,9 @@ def test_the_space_is_what_hydra_would_sweep(word: str, meant: Range | Choice) -
     ],
 )
 def test_what_is_no_space_is_rejected(typed: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         search_space.parse_space(typed)
+    typed_fixes.follow(search_space.parse_space, typed, caught.value)
 
 
 def test_corners_are_all_ends_together_or_each_of_them() -> None:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import typed_fixes
 from desk import Desk
 from omegaconf import OmegaConf
 
@@ -84,6 +85,7 @@ def test_what_is_no_sweep_is_rejected(typed: list[str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         sweep.compose_members(typed, FOLDER)
     assert words in str(caught.value)
+    typed_fixes.follow(lambda again: sweep.compose_members(again, FOLDER), typed, caught.value)
 
 
 def test_without_multirun_several_values_are_rejected(desk: Desk) -> None:

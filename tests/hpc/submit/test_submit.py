@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typed_fixes
 from desk import FILES, SOURCED, Desk
 from fork import PROJECT
 from omegaconf import OmegaConf
@@ -331,6 +332,12 @@ def test_mistakes_are_told_before_anything_is_written(typed: list[str], words: s
     assert desk.type(*typed) == 2
     assert desk.err.startswith("ConfigError: ") and words in desk.err
     assert desk.runs() == [] and desk.noted("sbatch.argv") == desk.noted("qsub.argv") == ""
+
+    def type_again(accepted: list[str]) -> None:
+        if desk.type(*accepted):
+            raise typed_fixes.printed(desk.err)
+
+    typed_fixes.follow(type_again, typed, typed_fixes.printed(desk.err))
 
 
 def test_an_environment_that_is_not_complete_is_rejected(desk: Desk) -> None:

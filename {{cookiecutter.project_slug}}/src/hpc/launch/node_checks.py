@@ -175,11 +175,11 @@ def _check_resources(cfg: DictConfig, place: Placement, *, environ: Mapping[str,
 def _check_num_gpus(num_devices: int, num_visible: int, *, environ: Mapping[str, str]) -> None:
     if num_visible < num_devices:
         rule = f"must be at most {num_visible}, the CUDA devices that this task sees"
-        fix = f"ngpus={num_devices} in the select of the job (cluster.request), or trainer.devices={num_visible}"
+        fix = f"ngpus={num_devices} in the select of the job (cluster.request)"
         if "PBS_JOBID" not in environ:
             rule += " (each task sees all of its node's: no --gpus-per-task)"
-            fix = f"--gpus-per-node={num_devices} (or --gres=gpu:{num_devices}), or trainer.devices={num_visible}"
-        fix = fix if num_visible else f"trainer=cpu, or ask for GPUs: {fix}"
+            fix = f"--gpus-per-node={num_devices} (or --gres=gpu:{num_devices})"
+        fix = f"{fix}, or trainer.devices={num_visible}" if num_visible else f"trainer=cpu, or ask for GPUs: {fix}"
         raise ConfigError("trainer.devices", num_devices, rule, fix)
 
 

@@ -40,7 +40,9 @@ def reject_single_rank(cfg: DictConfig) -> None:
     """Raise `ConfigError` if there is only one rank."""
     if cfg.trainer.num_nodes * (cfg.trainer.devices or 2) == 1:
         rule = "must be at least 2 if trainer.num_nodes=1, because a network is measured between ranks"
-        raise ConfigError("trainer.devices", 1, rule, "trainer=ddp trainer.devices=2, or trainer=ddp_4node")
+        two = "trainer=ddp trainer.devices=2"
+        several = "trainer=ddp_4node" if cfg.cluster.scheduler else f"{two} trainer.accelerator=cpu"
+        raise ConfigError("trainer.devices", 1, rule, f"{two}, or {several}")
 
 
 def start_ranks(cfg: DictConfig, words: Sequence[str], *, program: str) -> None:

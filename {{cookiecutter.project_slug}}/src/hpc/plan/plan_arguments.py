@@ -60,7 +60,8 @@ def with_layout_words(setup: ParallelLayout, own: dict[str, Any]) -> ParallelLay
     if setup.world_size % (piped.tensor_parallel * piped.pipeline):
         product = f"pipeline * strategy.tensor_parallel_size ({piped.pipeline} * {piped.tensor_parallel})"
         rule = f"{product} must divide the world size ({setup.world_size})"
-        raise ConfigError("pipeline", piped.pipeline, rule, "pipeline=2, or another trainer.num_nodes=")
+        fix = "".join(f"pipeline={stages}, or " for stages in _possible_stages(setup)[:1])
+        raise ConfigError("pipeline", piped.pipeline, rule, f"{fix}another trainer.num_nodes=")
     num_ranks, micro_batch = piped.data_parallel, own.get("micro_batch", setup.micro_batch)
     accumulate = max(1, setup.global_batch // (num_ranks * micro_batch))
     planned = with_global_batch(setup, setup.global_batch, **stages, accumulate=accumulate)
@@ -75,7 +76,15 @@ def reject_uneven_stages(trace: Trace, setup: ParallelLayout) -> None:
     num_pieces, num_blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
     if setup.pipeline > 1 and (not num_blocks or num_blocks % num_pieces):
         rule = f"must split the {num_blocks} blocks of the network evenly, with interleaved={setup.interleaved}"
-        raise ConfigError("pipeline", setup.pipeline, rule, "pipeline=2, or no pipeline=")
+        possible = [number for number in _possible_stages(setup) if num_blocks % (number * setup.interleaved) == 0]
+        fix = "".join(f"pipeline={number}, or " for number in possible[:1] if num_blocks)
+        raise ConfigError("pipeline", setup.pipeline, rule, f"{fix}no pipeline=")
+
+
+def _possible_stages(setup: ParallelLayout) -> list[int]:
+    """Return the numbers of stages over which the devices can be shared equally."""
+    num_ranks = setup.world_size // setup.tensor_parallel
+    return [number for number in range(2, num_ranks + 1) if num_ranks % number == 0]
 
 
 def num_steps(cfg: DictConfig, trace: Trace, *, setup: ParallelLayout, own: dict[str, Any]) -> int | None:

@@ -86,7 +86,10 @@ def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
         try:
             queue_run.check_submission(cfg, overrides)
         except ConfigError as error:
-            raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, error.fix) from None
+            fix = error.fix
+            if error.key == BATCH and study.scaling == "strong" and isinstance(error.value, int) and error.value > 0:
+                fix = _suggest_batch(cfg, study.nodes)
+            raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, fix) from None
         _reject_unmeasured(cfg)
         if study.scaling == "strong" and cfg.data.get("global_batch_size") is None:
             rule = "must be given for scaling=strong, where all points have the same global batch"
@@ -97,6 +100,14 @@ def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
         cfg.run_dir = str(folder / f"nodes-{num_nodes}")
         points.append(ScalingPoint(num_nodes, Path(cfg.run_dir), overrides, cfg))
     return points
+
+
+def _suggest_batch(cfg: DictConfig, nodes: Sequence[int]) -> str:
+    """Return the global batches next to that of the config which the devices of each point can share equally."""
+    data_parallel = [num * cfg.trainer.devices // cfg.strategy.tensor_parallel_size for num in nodes]
+    unit = math.lcm(*(size * cfg.trainer.accumulate_grad_batches for size in data_parallel))
+    below = cfg.data.global_batch_size // unit
+    return " or ".join(f"{BATCH}={number * unit}" for number in (below, below + 1) if number)
 
 
 def _grown_overrides(first: ScalingPoint, num_nodes: int, *, lr_rule: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from hpc.config.errors import ConfigError
 from hpc.studies import sweep
 
 MAX_CORNERS = 32  # that are checked: each takes some hundredths of a second
-EXAMPLE = "'model.optimizer.lr=tag(log, interval(1e-4, 1e-1))'"
+EXAMPLE = "'{key}=tag(log, interval(1e-4, 1e-1))'"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def parse_space(overrides: Sequence[str]) -> Space:
         space[key] = dimension
     if not space:
         rule = "must be given at least one key with an interval, a range or several values to choose from"
-        raise ConfigError("--search", None, rule, EXAMPLE)
+        raise ConfigError("--search", None, rule, EXAMPLE.format(key="model.optimizer.lr"))
     return space
 
 
@@ -83,16 +83,16 @@ def list_corners(space: Space) -> list[dict[str, str]]:
 
 def _parse_dimension(override: str) -> Range | Choice | None:
     """Return what an override leaves open; None if it sets a single value. Raises `ConfigError`."""
-    parsed = sweep.parse_override(override)
+    parsed, example = sweep.parse_override(override), EXAMPLE.format(key=override.partition("=")[0])
     if parsed is None and re.search(r"=.*\b(interval|range)\(", override):
-        raise ConfigError(override, None, "The ends of an interval or a range must be numbers", EXAMPLE)
+        raise ConfigError(override, None, "The ends of an interval or a range must be numbers", example)
     if parsed is None or not parsed.is_sweep_override():
         return None
     value = parsed.value()
     tags = getattr(value, "tags", set())
     if tags - {"log"} or (tags and not isinstance(value, IntervalSweep)):
         rule = "The only tag is log, and it must belong to an interval(low, high)"
-        raise ConfigError(override, None, rule, EXAMPLE)
+        raise ConfigError(override, None, rule, example)
     if getattr(value, "shuffle", False):
         raise ConfigError(override, None, "A search cannot be shuffled: it draws its values", "leave shuffle out")
     if isinstance(value, IntervalSweep):
@@ -109,9 +109,9 @@ def _parse_dimension(override: str) -> Range | Choice | None:
 
 
 def _range_of_interval(override: str, interval: IntervalSweep) -> Range:
-    low, high = interval.start, interval.end
+    low, high, example = interval.start, interval.end, EXAMPLE.format(key=override.partition("=")[0])
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(override, None, "An interval must go from a finite number to a larger one", EXAMPLE)
+        raise ConfigError(override, None, "An interval must go from a finite number to a larger one", example)
     if "log" in interval.tags and low <= 0:
-        raise ConfigError(override, None, "A logarithmic interval must begin above 0", EXAMPLE)
+        raise ConfigError(override, None, "A logarithmic interval must begin above 0", example)
     return Range(low, high, log="log" in interval.tags)
