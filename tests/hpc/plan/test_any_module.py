@@ -108,7 +108,17 @@ class Divided(Data):
         self.loading["batch_size"] = 6 // self.trainer.world_size
 
 
-@pytest.mark.parametrize(("data", "divides", "of_config", "of_loader"), [(Divided, True, 24, 6), (Data, False, 24, 4)])
+class DividedDown(Data):
+    """Divides an odd batch size, and leaves what is left over away."""
+
+    def setup(self, stage: str) -> None:
+        self.loading["batch_size"] = 7 // self.trainer.world_size
+
+
+@pytest.mark.parametrize(
+    ("data", "divides", "of_config", "of_loader"),
+    [(Divided, True, 24, 6), (DividedDown, True, 26, 7), (Data, False, 24, 4)],
+)
 def test_a_loader_may_divide_the_batch_size_by_the_ranks(data: Any, divides: bool, of_config: int, of_loader: int):
     trace = trace_step(Regression, make_data=lambda: data(SAMPLES))
     assert trace.loader_divides_by_ranks is divides

@@ -126,6 +126,37 @@ def training_step(self, *args):
 
 Classifier.training_step = training_step
 """
+# A layer that rank 0 alone uses, with the first of two batches of a step, and that is frozen before the second.
+OF_ONE_RANK = """
+import torch
+from my_research.module import Classifier
+
+before_init, before_step = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **kwargs):
+    before_init(self, *args, **kwargs)
+    self.beside = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(self.beside.weight)
+
+def on_train_batch_start(self, batch, batch_idx):
+    self.beside.requires_grad_(batch_idx % 2 == 0)
+
+def training_step(self, batch, batch_idx):
+    loss = before_step(self, batch, batch_idx)
+    if batch_idx == 0 and self.global_rank == 0:
+        loss = loss + self.beside(torch.ones(1, 1, dtype=loss.dtype)).sum()
+    return loss
+
+def configure_optimizers(self):
+    return torch.optim.SGD(self.parameters(), lr=1.0)
+
+def on_train_end(self):
+    print("HEAD", self.beside.weight.item(), self.network.head.weight.detach().double().norm().item(), flush=True)
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+Classifier.on_train_batch_start = on_train_batch_start
+Classifier.configure_optimizers, Classifier.on_train_end = configure_optimizers, on_train_end
+"""
 WORDS = [
     "trainer.accelerator=cpu",
     "trainer.devices=2",
@@ -194,6 +225,23 @@ def test_what_is_frozen_within_a_step_of_ddp_is_told(start: Callable[..., str], 
     words = [*WORDS, "strategy=ddp", "+strategy.lightning.find_unused_parameters=true"]  # what it says to type
     start(tmp_path / "other", 2, words, patch=FROZEN_WITHIN)
     start(tmp_path / "fsdp", 2, [*WORDS, "strategy=fsdp"], patch=FROZEN_WITHIN)
+
+
+@pytest.mark.soak
+def test_what_one_rank_uses_and_all_freeze_in_the_first_step_is_averaged(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    words = [
+        *WORDS,
+        "strategy=ddp",
+        "trainer.accumulate_grad_batches=2",
+        "trainer.max_epochs=1",
+        "+trainer.max_steps=1",
+    ]
+    told = heads(start(tmp_path / "run", 2, words, patch=OF_ONE_RANK))
+    assert len(told) == 2 and len(set(told)) == 1
+    # The gradient is 1 on rank 0 and 0 on rank 1, of a loss that Lightning halves for the two batches of a step.
+    assert float(told[0].split()[1]) == pytest.approx(-0.25)
 
 
 def heads(said: str) -> list[str]:
