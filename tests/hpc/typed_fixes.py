@@ -9,22 +9,28 @@ from typing import Any
 from hpc.config.errors import ConfigError
 
 WORD = re.compile(r"[~+]?[A-Za-z_][\w.@/]*=[^<>]+")
-ALTERNATIVES = re.compile(r", or | or |; |, (?=[~+]?[A-Za-z_][\w.@/]*=)")
+LIST = re.compile(r", (?=[~+]?[A-Za-z_][\w.@/]*=)")
 OPTION = re.compile(r"--[a-z-]+")
 
 
 def retyped(words: Sequence[str], error: ConfigError) -> Iterator[list[str]]:
     """Yield the words with each alternative of a fix that can be typed as it stands, without a value to fill in."""
     key = error.key.partition(" ")[0]  # without the point of a study
-    for alternative in ALTERNATIVES.split(error.fix):
+    for alternative in re.split(r", or | or |; ", error.fix):
         try:
-            fix = shlex.split(alternative)
+            fixes = [shlex.split(part) for part in LIST.split(alternative)]
         except ValueError:  # prose
             continue
-        values = [word for option, word in pairwise(fix) if OPTION.fullmatch(option)]
-        is_typable = all(WORD.fullmatch(word) or OPTION.fullmatch(word) or word in values for word in fix)
-        if fix and is_typable and not any(word.endswith("...") for word in fix):
-            yield [*without(words, {key, *map(name, fix)}), *fix]
+        if all(map(is_typable, fixes)):
+            yield from ([*without(words, {key, *map(name, fix)}), *fix] for fix in fixes)
+
+
+def is_typable(fix: Sequence[str]) -> bool:
+    """Return whether these are words of a command line, and no prose."""
+    values = [word for option, word in pairwise(fix) if OPTION.fullmatch(option)]
+    return bool(fix) and all(
+        (WORD.fullmatch(word) or OPTION.fullmatch(word) or word in values) and not word.endswith("...") for word in fix
+    )
 
 
 def without(words: Sequence[str], names: set[str]) -> Iterator[str]:

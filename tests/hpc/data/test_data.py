@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import typed_fixes
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -26,10 +27,17 @@ def node(name, **values):
 
 
 def rejected(check, name, **values):
-    """Return the message with which a check rejects a data node."""
-    data = node(name, **values)
-    with pytest.raises(ConfigError) as caught:
+    """Return the message with which a check rejects a data node, and type what it says."""
+
+    def check_typed(words):
+        keys = [word.removeprefix("data.").replace("cluster.node_local", "node_local") for word in words]
+        typed = OmegaConf.from_dotlist(keys)
+        data = OmegaConf.merge(node(name, **values), typed)
         check(data, data)
+
+    with pytest.raises(ConfigError) as caught:
+        check_typed([])
+    typed_fixes.follow(check_typed, [], caught.value)
     return str(caught.value)
 
 

@@ -7,7 +7,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -266,12 +266,12 @@ def test_a_pass_is_resumed_at_the_very_sample(
 
 
 class Unrepeatable(IterableDataset):
-    """A stream whose order no seed determines."""
+    """A stream that no seed determines: it never gives a sample twice."""
+
+    numbers = count()
 
     def __iter__(self) -> Iterator[float]:
-        numbers = list(range(1000))
-        random.SystemRandom().shuffle(numbers)
-        yield from map(float, numbers)
+        yield from map(float, self.numbers)
 
 
 def test_a_stream_that_cannot_be_repeated_is_named(capfd: pytest.CaptureFixture) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import typed_fixes
 from fork import scalars
 from tiers import soak_all_but
 from torch import nn
@@ -129,6 +130,8 @@ def test_an_optimizer_that_is_not_fused_is_rejected(start: Callable, tmp_path: P
         "ConfigError: faults.nonfinite must not be skip unless the optimizer is fused" in said
         and "Try: model.optimizer.fused=true" in said
     )
+    for number, typed in enumerate(typed_fixes.retyped(words, typed_fixes.printed(said))):
+        start(tmp_path / f"run-{number}", 2, typed)
     # A user's model may hide its optimizer from the config: the error is then raised at the first step.
     hidden = "from hpc.config import section_rules; section_rules.check_nonfinite_skip = lambda cfg: None"
     assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import typed_fixes
 from test_resume import COMMON, OWN_CALLBACK, STOPPING, TYPED, assert_same, scalars
 from tiers import soak_all_but
 
@@ -829,6 +830,8 @@ def test_what_could_not_go_on_is_rejected_before_the_first_step(what: str, start
     words, patch, rule = NEVER[what]
     said = start(tmp_path / "run", 1, [*WORDS, *words], patch=patch, code=2)
     assert rule in said and not list(tmp_path.glob("run/checkpoints/step-*"))
+    for number, typed in enumerate(typed_fixes.retyped([*WORDS, *words], typed_fixes.printed(said))):
+        start(tmp_path / f"run-{number}", 1, [*typed, "trainer.max_steps=2"], patch=patch)
 
 
 @pytest.mark.parametrize(("word", "place"), [("trainer.max_steps=2", "step 4"), ("trainer.max_epochs=1", "epoch 2")])
@@ -837,8 +840,11 @@ def test_an_end_that_lies_behind_is_rejected(word: str, place: str, start: Calla
     words = [*WORDS, "trainer.max_epochs=3", "+trainer.limit_train_batches=3"]
     start(tmp_path / "run", 1, words, 4)
     config = (tmp_path / "run/config.yaml").read_text()
-    assert f"the run has reached {place}, and must not end before it" in start(tmp_path / "run", 1, [word], code=2)
+    said = start(tmp_path / "run", 1, [word], code=2)
+    assert f"the run has reached {place}, and must not end before it" in said
     assert (tmp_path / "run/config.yaml").read_text() == config
+    (typed,) = typed_fixes.retyped([word], typed_fixes.printed(said))
+    start(tmp_path / "run", 1, typed)
 
 
 def test_who_is_turned_away_leaves_the_verdict_of_the_run(start: Callable, call: Callable, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+import typed_fixes
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from safetensors.torch import load_file
@@ -216,8 +217,11 @@ def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_p
     start(tmp_path / "run", ranks, words, 3, TYPED)
     said = start(tmp_path / "run", ranks, ["callbacks.ema=null"], patch=TYPED, code=2)
     assert "must hold the callback that averages the weights" in said
-    said = start(tmp_path / "sharded", 2, ["trainer=fsdp", "trainer.devices=2", *TINY, *EMA], patch=TYPED, code=2)
+    words = ["trainer=fsdp", "trainer.devices=2", *TINY, *EMA]
+    said = start(tmp_path / "sharded", 2, words, patch=TYPED, code=2)
     assert "must be used with strategy=single or ddp, not fsdp" in said and "Traceback" not in said
+    for number, typed in enumerate(typed_fixes.retyped(words, typed_fixes.printed(said))):
+        start(tmp_path / f"sharded-{number}", 2, typed, patch=TYPED)
 
 
 def test_of_one_step_the_average_is_the_newer(tmp_path: Path) -> None:
