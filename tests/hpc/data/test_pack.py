@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typed_fixes
 from PIL import Image
 from test_data import built, make_images, node, rejected
 
@@ -37,10 +38,14 @@ def run_pack(*words):
         pack["main"]()
 
 
-def error_of(*words):
+def rejection_of(*words):
     with pytest.raises(ConfigError) as caught:
         run_pack(*words)
-    return str(caught.value)
+    return caught.value
+
+
+def error_of(*words):
+    return str(rejection_of(*words))
 
 
 def pack_images(folder, out, *words):
@@ -348,6 +353,17 @@ def test_tokens_that_differ_from_their_notes_are_rejected(tmp_path, damage):
 def test_wrong_words_are_rejected(tmp_path, monkeypatch):
     folder, texts = make_images(tmp_path / "images"), write_texts(tmp_path / "texts")
     images, text = f"data.dir={folder}", f"data.files={texts}"
+
+    def pack_and_remove(words):
+        run_pack(*words)
+        Path(next(word for word in words if word.startswith("out="))[4:]).unlink()
+
+    def error_of(*words):
+        """Return the message, after what it says has been typed."""
+        rejected = rejection_of(*words)
+        typed_fixes.follow(pack_and_remove, words, rejected)
+        return str(rejected)
+
     assert "out=<file>.h5" in error_of(images)
     assert f"out={tmp_path}/x.h5" in error_of(images, f"out={tmp_path}/x")
     assert "mkdir -p" in error_of(images, f"out={tmp_path}/no/x.h5")

@@ -56,10 +56,10 @@ def open_journal(
             raise ConfigError("out", out, rule, f"use it, or: rm '{out}'")
         stream.seek(0)
         lines = stream.read().split("\n")[:-1]  # after the last newline is what a crash cut short
-        if lines and json.loads(lines[0]) != plan:
+        if len(lines) > 1 and json.loads(lines[0]) != plan:
             rule = "The unfinished file was begun with other files or settings"
             raise ConfigError("out", out, rule, f"the same command as then, or: rm '{unfinished}' '{journal}'")
-        if not os.path.exists(unfinished):
+        if len(lines) == 1 or not os.path.exists(unfinished):  # no part has been packed
             lines = []
         entries = {number: (state, result) for number, state, result in map(json.loads, lines[1:])}
         # Each item is (number, (state, result)).
