@@ -1,7 +1,8 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make pictures   the README's pictures of the report and of TensorBoard, from the run of `make demo`
 # make test    what decides whether the product works, in at most 20 minutes on two cores
-# make soak    all the rest: every strategy on one to four nodes, every failure, and drawn runs; about an hour
+# make soak    more of each kind: every strategy on nodes, every failure, and drawn runs; about 50 minutes
+# make long    the rest of these kinds, about a quarter of an hour
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
 # make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
@@ -27,7 +28,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo pictures test soak chaos twins neighbours hostile ports bench bench-gpu check lint clean python system env
+.PHONY: demo pictures test soak long chaos twins neighbours hostile ports bench bench-gpu check lint clean python system env
 
 demo: env
 	rm -rf build/demo
@@ -40,19 +41,24 @@ pictures: system demo
 	.venv/bin/python docs/report_pictures.py build/demo/$(PROJECT)
 	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
-# Files are taken in the order of their names, by which the longest do not come last.
+# Files are taken in the order of their names, by which the longest do not come last. The template's tests wait for
+# Slurm a third of their time, so that three fit on two cores.
 test: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
-	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m "not soak"
+	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "not soak"
 
-# Three faults for each strategy; `make chaos` has all kinds.
+# A few draws of each campaign; those below have more.
 soak: system env
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m soak
-	.venv/bin/python -m pytest --ignore tests/hpc -n 2 --dist loadfile --no-loadscope-reorder -m soak
-	.venv/bin/python tests/chaos.py --faults 9 --seed 2
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "soak and not long"
+	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "soak and not long"
+	.venv/bin/python tests/chaos.py --faults 6 --seed 2
 	.venv/bin/python tests/drawn_neighbours.py --rounds 4 --seed 2
 	.venv/bin/python tests/drawn_inputs.py --count 120 --seed 2
 	.venv/bin/python tests/drawn_runs.py --count 16 --seed 2
+
+long: system env
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m long
+	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m long
 
 chaos: system env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import slurm_nodes
+import tiers
 from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parents[1]
@@ -127,6 +128,10 @@ def environment() -> dict[str, str]:
 
 
 NOTES: list[str] = []  # reports of a baked project's tests, printed at the end of this run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.mark_long(items)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -221,7 +221,8 @@ def _differing(expected: Mapping[str, Any], other: Mapping[str, Any], *, toleran
 
 def _first(differing: Mapping[str, float]) -> str:
     name, distance = next(iter(differing.items()))
-    others = f" and {len(differing) - 1} others" if len(differing) > 1 else ""
+    num_others = len(differing) - 1
+    others = f" and {num_others} other{'s' if num_others > 1 else ''}" if num_others else ""
     return f"{name}{others}, by {distance:.1g} of its largest value"
 
 
