@@ -138,7 +138,10 @@ def test_a_first_start_says_what_a_resume_would_reject(capsys: pytest.CaptureFix
     OmegaConf.update(cfg, "model.size", {"_target_": "fractions.Fraction", "_args_": [1, 2]}, force_add=True)
     trust.print_untrusted(cfg)
     said = capsys.readouterr().out
-    assert "note: model.size._target_='fractions.Fraction' is built in this run" in said and "add a line in" in said
+    assert (
+        "note: model.size._target_='fractions.Fraction' is built in this run" in said
+        and "a line - fractions in" in said
+    )
     with pytest.raises(ConfigError, match="must be in a trusted package"):
         trust.reject_untrusted(cfg, cfg.run_dir and trust.Path("runs/x"))
 

@@ -23,19 +23,19 @@ def trainer() -> Any:
 @pytest.mark.parametrize("name", ["_restarting", "_resuming_from_checkpoint"])
 def test_a_loop_without_a_name_that_is_set_is_rejected(name: str, trainer: Any) -> None:
     delattr(trainer.fit_loop.epoch_loop, name)
-    with pytest.raises(ConfigError, match=f"must have _TrainingEpochLoop.{name}, by which a resumed run"):
+    with pytest.raises(ConfigError, match=f"These lack _TrainingEpochLoop.{name}, by which a resumed run"):
         unsupported.reject_missing_internals(trainer)
 
 
 @pytest.mark.parametrize("name", ["_idx", "_consumed"])
 def test_an_iterator_without_a_name_that_is_set_is_rejected(name: str, trainer: Any) -> None:
     delattr(trainer.fit_loop._combined_loader._iterator, name)
-    with pytest.raises(ConfigError, match=f"must have _MaxSizeCycle.{name}"):
+    with pytest.raises(ConfigError, match=f"These lack _MaxSizeCycle.{name}"):
         unsupported.reject_missing_internals(trainer)
 
 
 def test_a_loader_that_makes_its_iterator_otherwise_is_rejected(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataLoader, "__iter__", lambda self: iter(()))
     monkeypatch.setattr(unsupported, "_IndexBatchSamplerWrapper", lambda batches: [])
-    with pytest.raises(ConfigError, match=r"must have _get_iterator, list_iterator.seen_batch_indices"):
+    with pytest.raises(ConfigError, match=r"These lack _get_iterator, list_iterator.seen_batch_indices"):
         unsupported.reject_missing_internals(trainer)

@@ -355,7 +355,7 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
     carried(module, again, before)
     anew, unseen = capfd.readouterr().out.splitlines()
     assert "so they start anew in a resumed run: numbers, act, late, later, ring." in anew
-    assert "nobody can see whether training changes them: batches." in unseen
+    assert "it cannot be detected whether training changes them: batches." in unseen
     assert again.late is again.later is None
 
 

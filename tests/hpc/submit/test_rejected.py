@@ -111,7 +111,7 @@ def test_a_changed_run_is_held_until_its_files_are_there(busy: Desk) -> None:
     assert not list(Path("mine").glob(".submission-*"))
     busy.command("scontrol" if is_slurm else "qrls", "echo down >&2; exit 1")
     assert busy.type("resume=mine", "trainer.num_nodes=1") == 0
-    assert f"note: `{'scontrol release' if is_slurm else 'qrls'} 18` failed (down). Type it again" in busy.err
+    assert f"warning: this failed (down). Try: {'scontrol release' if is_slurm else 'qrls'} 18" in busy.err
 
 
 def test_a_run_that_does_not_change_is_not_held(busy: Desk) -> None:

@@ -29,10 +29,10 @@ ANSWERED = {
     "strategy=auto": "strategy=single, or strategy=ddp",
     "devices=[0]": "trainer.devices=1",
     "precision=16": "trainer.precision=bf16-mixed",  # on a CPU
-    "logger=true": "logger= (a logger",
+    "logger=true": "logger=csv, or logger=null",
     "callbacks=null": "callbacks.NAME._target_=",
-    "plugins=null": "trainer.precision= and strategy=",
-    "enable_checkpointing=true": "checkpoint.every_n_steps=",
+    "plugins=null": "trainer.precision=<precision> and strategy=<strategy>",
+    "enable_checkpointing=true": "checkpoint.every_minutes=60",
     "barebones=true": "callbacks=null logger=null",
     "default_root_dir=/tmp/elsewhere": "run_dir=/tmp/elsewhere",
     "max_steps=null": "trainer.max_steps=<int>",

@@ -16,9 +16,9 @@ from hpc.config.typed_words import in_hydras_grammar
 INFOS = ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
 # Flags → rule, and what to type.
 REPLACED = {
-    ("--config-name", "-cn"): ("must be train, the config of every run", "experiment=NAME, of configs/experiment/"),
-    ("--config-path", "-cp"): (f"must be {CONFIGS}", "'hydra.searchpath=[DIR]', which adds a folder"),
-    ("--config-dir", "-cd"): ("must be an override, which a run that resumes finds", "'hydra.searchpath=[DIR]'"),
+    ("--config-name", "-cn"): ("cannot be used: each run is of train.yaml", "experiment=NAME, of configs/experiment/"),
+    ("--config-path", "-cp"): (f"cannot be used: it is {CONFIGS}", "'hydra.searchpath=[DIR]', which adds a folder"),
+    ("--config-dir", "-cd"): ("cannot be used: a resumed run would not find the folder", "'hydra.searchpath=[DIR]'"),
     ("--experimental-rerun",): ("cannot be used: a run keeps its config itself", "resume=<a run directory>"),
     ("--hydra-help",): ("cannot be used: the help of these programs has their flags", "--help"),
 }  # fmt: skip
@@ -66,7 +66,9 @@ def _require_value(word: str) -> str:
     """Return the word. Raise `ConfigError` if nothing follows `key=`, as in `ckpt=$UNSET`: it would mean null."""
     key, equals, value = word.partition("=")
     if equals and not value:
-        fix = "resume=<a run directory>" if key == "resume" else f"{key}=null for none, '{key}=\"\"' for an empty text"
+        choices = config_groups().get(key)
+        fix = f"{key}=null for none, '{key}=\"\"' for an empty text, or {key}=<value>"
+        fix = "resume=<a run directory>" if key == "resume" else f"{key}={choices[0]}" if choices else fix
         raise ConfigError(word, None, "must have a value; perhaps a variable of the shell is not set", fix)
     return word
 

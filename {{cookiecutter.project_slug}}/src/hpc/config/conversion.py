@@ -1,6 +1,7 @@
 """Convert a part of the config into a dataclass, or into leaves with dotted keys."""
 
 import json
+import re
 import shlex
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
@@ -77,8 +78,9 @@ def _typed_value(validator: Any, node: DictConfig, *, key: str, kind: Any, full_
         raise ConfigError(full_key, None, rule, f"{full_key}=<value>") from None
     text = str(OmegaConf.to_container(node, resolve=False)[key])  # type: ignore[index]
     if isinstance(value, str) and "${oc.env:" in text and kind not in (Any, str, str | None):
-        rule = "must not be text, as the value of an environment variable is"
-        raise ConfigError(full_key, repr(value), rule, f"""'{full_key}="${{oc.decode:{text}}}"'""")
+        rule = f"must not be text, which {text} is"
+        name = re.sub(r"^.*?oc\.env:\s*|[\s,}].*$", "", text)
+        raise ConfigError(full_key, repr(value), rule, f'{full_key}="${name}", so that the shell fills it in')
     if kind in (str, str | None) and isinstance(value, bool | int | float):
         rule = "must be text; YAML reads no, 0123 and 1:30:00 as other types"
         raise ConfigError(full_key, repr(value), rule, f'quote it: {key}: "..."')

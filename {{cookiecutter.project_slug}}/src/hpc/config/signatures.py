@@ -75,7 +75,7 @@ def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
             rule, fix = f"must be of type {annotation}", f"{key}.{name}=<{annotation}>"
             if isinstance(value, str) and re.fullmatch(r"[\d.e+-]+|true|false|null", value):
                 value = repr(value)
-                fix += f"""; of an environment variable '{key}.{name}="${{oc.decode:${{oc.env:NAME}}}}"'"""
+                fix += f'; of an environment variable {key}.{name}="$NAME", so that the shell fills it in'
             raise ConfigError(f"{key}.{name}", value, rule, fix)
     missing = [f"{key}.{name}" for name in signature.required if name not in given]
     if complete and missing and not node.get("_partial_") and not node.get("_args_"):

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.errors import ConfigError
@@ -14,10 +14,10 @@ PRECISION_ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "6
 ALL_DEVICES = ("auto", "-1", -1)
 # Arguments that train.py builds, and where the config sets them.
 BUILT_BY_TRAIN = {
-    "logger": "logger= (a logger, a list of them, or null)",
+    "logger": "logger=csv, or logger=null for none",
     "callbacks": "callbacks.NAME._target_=<a class>, or a node in a file of configs/callbacks/",
-    "plugins": "trainer.precision= and strategy=",
-    "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
+    "plugins": "trainer.precision=<precision> and strategy=<strategy>, for which it builds them",
+    "enable_checkpointing": "checkpoint.every_minutes=60 to save less often: a run that is to resume must save",
 }
 # Lightning's strategies by a part of their name, and the choice that does the same here.
 STRATEGIES = {
@@ -77,7 +77,7 @@ def check_trainer_arguments(cfg: DictConfig) -> None:
         rule = "must be false, as the samples are shared out among the ranks already"
         raise ConfigError("trainer.use_distributed_sampler", True, rule, "trainer.use_distributed_sampler=false")
     _check_devices(trainer.get("devices"), accelerator=trainer.get("accelerator"))
-    _check_strategy(trainer.get("strategy"))
+    _check_strategy(trainer.get("strategy"), key=_strategy_key(cfg))
 
 
 def _check_devices(devices: Any, *, accelerator: Any) -> None:
@@ -92,7 +92,13 @@ def _check_devices(devices: Any, *, accelerator: Any) -> None:
         raise ConfigError("trainer.devices", devices, rule, fix)
 
 
-def _check_strategy(strategy: Any) -> None:
+def _strategy_key(cfg: DictConfig) -> str:
+    """Return where the strategy of the Trainer is written: usually in the file of strategy=."""
+    text = str((OmegaConf.to_container(cfg.trainer, resolve=False) or {}).get("strategy"))  # type: ignore[union-attr]
+    return "strategy.lightning" if "strategy.lightning" in text else "trainer.strategy"
+
+
+def _check_strategy(strategy: Any, *, key: str) -> None:
     """Check that the Trainer gets a strategy of this project: only these save and resume a run."""
     target = strategy.get("_target_") if isinstance(strategy, DictConfig) else strategy
     if isinstance(strategy, DictConfig) and not str(target).startswith(("lightning.", "pytorch_lightning.")):
@@ -101,4 +107,4 @@ def _check_strategy(strategy: Any) -> None:
     choices = [choice for part, choice in STRATEGIES.items() if part in name]
     rule = "must be left to strategy=, whose strategies save and resume a run"
     fix = f"strategy={choices[0] if choices else 'single, or strategy=ddp on several devices'}"
-    raise ConfigError("trainer.strategy", str(target), rule, fix)
+    raise ConfigError(key, str(target), rule, fix)

@@ -48,11 +48,13 @@ PLAIN_CLASSES |= {"builtins.frozenset", "builtins.range", "builtins.slice", "typ
 
 def print_untrusted(cfg: DictConfig) -> None:
     """Print a note at the first start of a run if a resume would reject what its config builds."""
+    if _is_snapshot_of(Path(cfg.run_dir)):  # a job's copy of the code trusts the run's config
+        return
     try:
         _reject_untrusted(cfg, Path(cfg.run_dir))
     except ConfigError as error:
         rule = error.rule.partition(": this comes")[0]
-        note = f"{error.key}={error.value} is built in this run, but {rule} before it can be resumed"
+        note = f"{error.key}={error.value} is built in this run, but a resume will be rejected: it {rule}"
         print(f"note: {make_printable(note)}. Try: {make_printable(error.fix)}", flush=True)
 
 
@@ -165,4 +167,13 @@ def _suggest_fix(run_dir: Path, target: Any = None) -> str:
     """Return what to do if the run is to be trusted."""
     if not isinstance(target, str) or _is_below(target, NEVER_TRUSTED):
         return f"python {run_dir}/code/train.py resume={run_dir}, which runs its own code, if you trust it"
-    return f"name it in a file of configs/; if you trust its package, add a line in {TRUSTED_FILE}"
+    if line := trusting_line(target):
+        return line
+    return "name it in a file of configs/, if you trust it"
+
+
+def trusting_line(target: str) -> str:
+    """Return the line by which the package of this name would be trusted; "" if it is, or never can be."""
+    if _is_below(target, (*trusted_packages(), *NEVER_TRUSTED)):
+        return ""
+    return f"a line - {target.partition('.')[0]} in {TRUSTED_FILE}, if you trust this package"

@@ -97,8 +97,9 @@ def reject_forbidden(override: str) -> None:
         if not is_code and isinstance(leaf, str) and trust.NODE_MAKING_RESOLVERS.search(leaf):
             rule = "must not create nodes from text or compute names"
         if rule:
-            fix = f"a file below {CONFIGS} that names it; if you trust its package, add a line in {trust.TRUSTED_FILE}"
-            raise ConfigError(key, str(leaf), f"{rule}, as it decides what code runs and is typed", fix)
+            line = trust.trusting_line(str(leaf)) if is_code else ""
+            fix = f"a file below {CONFIGS} that names it" + f", or {line}" * bool(line)
+            raise ConfigError(key, str(leaf), f"{rule}: what is typed here decides what code runs", fix)
 
 
 def last_choices(overrides: Sequence[str]) -> list[str]:

@@ -145,8 +145,9 @@ class StreamLoader:
             raise ConfigError("data.stream_splits", None, rule, fix)
         if self.splits == RANKS and self.num_workers > 1 and self.shared.rank == 0 and not self.is_warned:
             self.is_warned = True
+            fix = f"data.num_workers=1, or call it in {name}" if self.num_ranks > 1 else f"data.stream_splits={NOTHING}"
             print(f"warning: {name} ({self.split}) {rule}, so each of its {self.num_workers} workers may give the same "
-                  f"samples. Try: data.stream_splits={NOTHING} or one worker", flush=True)  # fmt: skip
+                  f"samples. Try: {fix}", flush=True)  # fmt: skip
 
     def _parts(self) -> list[dict[str, Any]]:
         """Return the states of this rank's parts (`SharedIterator`), wherever torchdata keeps them."""

@@ -200,16 +200,18 @@ def prepare_stream(stream: Any, *, splits: str | None, rank: int, num_ranks: int
 
             stream = split_dataset_by_node(stream, rank=rank, world_size=num_ranks)
         return stream, RANKS
-    splits = getattr(stream, "stream_splits", None) or splits
+    own = getattr(stream, "stream_splits", None)
+    splits = own or splits
     if library == "webdataset":
         splits = _splits_of_webdataset(stream) or splits
     if splits in STREAM_SPLITS or num_ranks == 1:
         return stream, splits or RANKS
     name = type(stream).__name__
+    key = f"{name}.stream_splits" if own else "data.stream_splits"
     rule = f"must say who splits the samples of {name} ({split}) among {num_ranks} ranks"
-    fix = f"data.stream_splits={RANKS} if {name} itself gives each rank samples of its own, {WORKERS} if it splits "
+    fix = f"{key}={RANKS} if {name} itself gives each rank samples of its own, {WORKERS} if it splits "
     fix += f"them by torch.utils.data.get_worker_info, or {NOTHING} if each rank would read all of them"
-    raise ConfigError("data.stream_splits", splits, rule, fix)
+    raise ConfigError(key, splits, rule, fix)
 
 
 def _splits_of_webdataset(stream: Any) -> str | None:

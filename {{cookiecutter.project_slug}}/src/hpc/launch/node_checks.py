@@ -174,6 +174,8 @@ def _check_resources(cfg: DictConfig, place: Placement, *, environ: Mapping[str,
 
 def _check_num_gpus(num_devices: int, num_visible: int, *, environ: Mapping[str, str]) -> None:
     if num_visible < num_devices:
+        if not num_visible and not environ.keys() & {"PBS_JOBID", "SLURM_JOB_ID"}:
+            raise ConfigError("trainer.devices", num_devices, "This machine has no CUDA device", "trainer=cpu")
         rule = f"must be at most {num_visible}, the CUDA devices that this task sees"
         fix = f"ngpus={num_devices} in the select of the job (cluster.request)"
         if "PBS_JOBID" not in environ:

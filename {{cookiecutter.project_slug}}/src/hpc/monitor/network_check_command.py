@@ -29,8 +29,9 @@ def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Na
 def with_defaults(overrides: Sequence[str]) -> list[str]:
     """Add the defaults, and a global batch that is divisible by the number of ranks."""
     words = [*DEFAULTS, *overrides]
-    trainer = compose.compose_overrides(words).trainer
-    if any(word.startswith("data.global_batch_size=") for word in words) or not isinstance(trainer.devices, int):
+    cfg = compose.compose_overrides(words)
+    trainer, is_given = cfg.trainer, any(word.startswith("data.global_batch_size=") for word in words)
+    if is_given or cfg.data.get("global_batch_size") is None or not isinstance(trainer.devices, int):
         return words
     size = trainer.num_nodes * trainer.devices * trainer.accumulate_grad_batches
     return [*words, f"data.global_batch_size={size}"]

@@ -76,9 +76,12 @@ def reject_uneven_stages(trace: Trace, setup: ParallelLayout) -> None:
     num_pieces, num_blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
     if setup.pipeline > 1 and (not num_blocks or num_blocks % num_pieces):
         rule = f"must split the {num_blocks} blocks of the network evenly, with interleaved={setup.interleaved}"
+        if not num_blocks:
+            rule = "cannot be planned for this network, which has no list of equal blocks that stages could share"
+            raise ConfigError("pipeline", setup.pipeline, rule, "the command without pipeline=")
         possible = [number for number in _possible_stages(setup) if num_blocks % (number * setup.interleaved) == 0]
-        fix = "".join(f"pipeline={number}, or " for number in possible[:1] if num_blocks)
-        raise ConfigError("pipeline", setup.pipeline, rule, f"{fix}no pipeline=")
+        fix = "".join(f"pipeline={number}, or " for number in possible[:1])
+        raise ConfigError("pipeline", setup.pipeline, rule, f"{fix}the command without pipeline=")
 
 
 def _possible_stages(setup: ParallelLayout) -> list[int]:

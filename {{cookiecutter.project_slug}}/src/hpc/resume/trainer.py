@@ -69,7 +69,7 @@ def make_trainer(
     ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
     if ckpt and not run.checkpoint and run.process.is_reporting_rank:
-        print(f"weights of {ckpt}", flush=True)
+        print(f"the run begins with the weights of {ckpt}", flush=True)
     if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
         weights.load(module, ckpt)
     elif ckpt and not run.checkpoint:

@@ -45,11 +45,12 @@ def check_model_checkpoints(trainer: L.Trainer, run_dir: Path) -> None:
         folder, name = Path(callback.dirpath).resolve(), type(callback).__name__
         if folder.is_relative_to((run_dir / "checkpoints").resolve()):
             rule = "The folder of this callback must not be that of the checkpoints from which the run resumes"
-            fix = "dirpath=null (model_checkpoints/ in the run directory), or another folder"
+            fix = "callbacks.<name>.dirpath=null (model_checkpoints/ in the run directory), or another folder"
             raise ConfigError("callbacks", f"{name}(dirpath={callback.dirpath})", rule, fix)
         if callback.save_on_exception:
             rule, _ = UNSUPPORTED_CALLBACKS["OnExceptionCheckpoint"]
-            raise ConfigError("callbacks", f"{name}(save_on_exception=True)", rule, "save_on_exception=false")
+            fix = "callbacks.<name>.save_on_exception=false"
+            raise ConfigError("callbacks", f"{name}(save_on_exception=True)", rule, fix)
 
 
 def reject_paths_outside(checkpoint: dict[str, Any]) -> None:
@@ -87,9 +88,10 @@ def reject_missing_internals(trainer: Any) -> None:
     missing = {f"{type(part).__name__}.{name}" for part, name in needed if not hasattr(part, name)}
     missing |= {"_get_iterator"} - {*DataLoader.__iter__.__code__.co_names}
     if missing:
-        rule = f"must have {', '.join(sorted(missing))}, by which a resumed run finds its place"
-        version = f"lightning {L.__version__}, torch {torch.__version__}"
-        raise ConfigError("pyproject.toml", version, rule, "versions that constraints.txt names")
+        rule = f"These lack {', '.join(sorted(missing))}, by which a resumed run finds its place"
+        versions = f"lightning {L.__version__} and torch {torch.__version__}"
+        fix = "pip install -c constraints.txt lightning torch"
+        raise ConfigError(versions, None, rule, fix)
 
 
 def reject_early_stopping_before_validation(trainer: Any, metrics: set[str]) -> None:

@@ -27,8 +27,8 @@ InitialAttributes = dict[Place, Any]  # a fingerprint by place
 ITSELF = "itself"  # in place of an attribute's name
 WARNINGS = {
     plain_forms.NOT_KEPT: "a checkpoint cannot hold these attributes, so they start anew in a resumed run",
-    plain_forms.NOT_SEEN: "these attributes start anew in a resumed run, and nobody can see whether training changes "
-    "them",
+    plain_forms.NOT_SEEN: "these attributes start anew in a resumed run, and it cannot be detected whether training "
+    "changes them",
 }
 STRUCTURE_WARNING = "training had changed these layers and hooks, which a checkpoint does not hold, so they start anew"
 

@@ -87,7 +87,7 @@ def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
             queue_run.check_submission(cfg, overrides)
         except ConfigError as error:
             fix = error.fix
-            if error.key == BATCH and study.scaling == "strong" and isinstance(error.value, int) and error.value > 0:
+            if error.key == BATCH and study.scaling == "strong" and error.rule.startswith("must be divisible"):
                 fix = _suggest_batch(cfg, study.nodes)
             raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, fix) from None
         _reject_unmeasured(cfg)

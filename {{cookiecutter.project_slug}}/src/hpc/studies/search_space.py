@@ -83,7 +83,8 @@ def list_corners(space: Space) -> list[dict[str, str]]:
 
 def _parse_dimension(override: str) -> Range | Choice | None:
     """Return what an override leaves open; None if it sets a single value. Raises `ConfigError`."""
-    parsed, example = sweep.parse_override(override), EXAMPLE.format(key=override.partition("=")[0])
+    parsed, key = sweep.parse_override(override), override.partition("=")[0]
+    example = f"'{key}=range(2, 9)'" if "range(" in override else EXAMPLE.format(key=key)
     if parsed is None and re.search(r"=.*\b(interval|range)\(", override):
         raise ConfigError(override, None, "The ends of an interval or a range must be numbers", example)
     if parsed is None or not parsed.is_sweep_override():

@@ -1,6 +1,7 @@
 """Queue one run: check its config, make its run directory with a copy of the code, write its job script, submit it."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ def remove_unless_submitted(folder: Path, reserve: Callable[[], None]) -> Iterat
         file = Path(error.filename or folder)
         if file.is_relative_to(project.PROJECT) and not file.is_relative_to(folder):
             rule = f"must be readable, as a job gets a copy of it ({error.strerror})"
-            fix = "make it readable, or name it in .gitignore, then submit again"
+            fix = f"chmod u+r {shlex.quote(str(file))}, then submit again"
             raise ConfigError(str(file), None, rule, fix) from None
         rule = "must be a folder with room for the code and the script of a job"
         given = f"{folder} ({error.strerror or error})"

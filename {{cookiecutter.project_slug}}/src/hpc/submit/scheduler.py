@@ -181,7 +181,8 @@ def _call_submit_command(
             raise ConfigError(name, script, f"{message} (nothing is queued)", _suggest_fix(message, cfg))
     except KeyboardInterrupt:
         command.terminate()
-        print(f"\n{name} had not answered: see {job_states.QUERY_COMMAND[scheduler]} for a job of it", file=sys.stderr)
+        query = job_states.QUERY_COMMAND[scheduler]
+        print(f"\n{name} had not answered, so a job may be queued: {query} shows it", file=sys.stderr)
         raise
     finally:
         timer.cancel()
@@ -194,6 +195,8 @@ def _suggest_fix(message: str, cfg: DictConfig) -> str:
     """Return what to type after a rejection: the keys that the scheduler's message is about, with their values."""
     if re.search("timed out|contact|connect|try again|temporar", message, re.IGNORECASE):
         return "the same again, in some minutes"
+    if re.search("job submit limit|max_?(submit|queued|jobs)", message, re.IGNORECASE):
+        return "the same again, when fewer of your jobs wait, or a smaller or shorter job"
     values = {
         key: OmegaConf.select(cfg, key)
         for words, key in KEYS_OF_MESSAGES.items()
@@ -211,7 +214,7 @@ def _call_for_jobs(command: str, job_ids: Sequence[str]) -> None:
     done = job_states.run_command(*words)
     if done is None or done.returncode:
         reason = " ".join(done.stderr.split()) if done else "it cannot be started, or does not answer"
-        print(make_printable(f"note: `{shlex.join(words)}` failed ({reason}). Type it again"), file=sys.stderr)
+        print(make_printable(f"warning: this failed ({reason}). Try: {shlex.join(words)}"), file=sys.stderr)
 
 
 def _read_job_id(lines: Iterable[str]) -> str:

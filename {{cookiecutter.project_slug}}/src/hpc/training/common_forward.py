@@ -26,6 +26,6 @@ class CommonForward(Meeting):
         try:
             self.wait_for_counted(self._num_ranks)
         except Absent as absent:
-            rule = f"With strategy=fsdp all ranks must run the network together; only some do here, another {absent}"
+            rule = f"With strategy=fsdp all ranks must run the network together; only some do here (another: {absent})"
             fix = "the same call on all ranks, with its result used where self.trainer.is_global_zero"
             raise ConfigError("model", None, rule, fix, only_this_rank=True) from None

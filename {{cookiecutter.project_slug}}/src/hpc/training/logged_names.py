@@ -82,9 +82,9 @@ def agree_on_name(meta: Any, connector: MatchingConnector) -> None:
         meeting.wait_for(work.is_completed)
         work.wait()
     except Absent as absent:
-        another = f"; another rank {absent}"
+        another = f" (another rank: {absent})"
     except RuntimeError:  # another rank communicates for another purpose
-        another = "; another rank does something else"
+        another = " (another rank communicates for another purpose)"
     else:
         if of_ranks[0] == -of_ranks[1]:
             return
