@@ -116,7 +116,8 @@ def make_trainer(
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     else:
         connector: Any = trainer._logger_connector
-        connector.__class__, connector.meeting = MatchingConnector, Meeting("log", run.watch.store)
+        store = run.watch.store  # None for ranks that a person has placed
+        connector.__class__, connector.meeting = MatchingConnector, Meeting("log", store) if store else None
     record.log_config(trainer, cfg)
     return trainer
 

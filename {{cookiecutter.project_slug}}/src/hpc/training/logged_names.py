@@ -26,13 +26,15 @@ class MatchingConnector(_LoggerConnector):
     """Lightning's own connector, which reduces values in the order in which each rank has logged them.
 
     Attributes:
-        meeting: of all ranks, for what is reduced as it is logged.
+        meeting: of all ranks, for what is reduced as it is logged; None where they have no store.
     """
 
-    meeting: Meeting
+    meeting: Meeting | None
 
     def on_batch_start(self, batch: Any, dataloader_idx: int | None = None) -> None:
         super().on_batch_start(batch, dataloader_idx)
+        if not self.meeting:
+            return
         self.meeting.num_steps += 1
         results: Any = self.trainer._results
         if not isinstance(results, MatchingResults):
@@ -74,12 +76,13 @@ def agree_on_name(meta: Any, connector: MatchingConnector) -> None:
             mix them, or meet the reduction of gradients.
     """
     meeting, group = connector.meeting, connector.trainer.strategy.host_group  # type: ignore[attr-defined]
+    assert meeting
     checksum = zlib.crc32(f"{meeting.num_steps} {meta.fx} {meta.name}".encode())
     of_ranks = torch.tensor([checksum, -checksum])
     work: Any = dist.all_reduce(of_ranks, dist.ReduceOp.MAX, group=group, async_op=True)
     another = ""
     try:
-        meeting.wait_for(work.is_completed)
+        meeting.wait_for(work.is_completed, is_before_backward=meta.fx == "training_step")
         work.wait()
     except Absent as absent:
         another = f" (another rank: {absent})"

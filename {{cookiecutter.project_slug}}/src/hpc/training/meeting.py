@@ -39,14 +39,18 @@ class Meeting:
         self._store.add(key, 1)
         self._ask(lambda: self._store.add(key, 0) == num_ranks)
 
-    def wait_for(self, is_over: Callable[[], bool]) -> None:
-        """Wait until a communication is over, which it is in less than a second if all ranks come. Raises `Absent`."""
+    def wait_for(self, is_over: Callable[[], bool], *, is_before_backward: bool) -> None:
+        """Wait until a communication is over, which it is in less than a second if all ranks come. Raises `Absent`.
+
+        Args:
+            is_before_backward: a rank in the backward of the same step has then gone on; else it may be slow.
+        """
         self._num_meetings += 1
         begin = time.monotonic()
         while not is_over():
             waited = time.monotonic() - begin
             if waited > QUICK_SECONDS:
-                return self._ask(is_over)
+                return self._ask(is_over, is_before_backward=is_before_backward)
             time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS)
         return None
 
@@ -56,14 +60,16 @@ class Meeting:
         if not store.check([f"{key}/steps"]):
             self._num_turns = 0
             return
-        their_steps, thread = int(store.get(f"{key}/steps")), threading.main_thread().ident or 0
-        is_past = self.num_steps == their_steps and stacks.is_in_backward(thread)  # a rank that is behind may be slow
+        their_steps, is_before_backward = map(int, store.get(f"{key}/steps").decode().split())
+        thread = threading.main_thread().ident or 0
+        # A rank that is behind may be slow.
+        is_past = is_before_backward and self.num_steps == their_steps and stacks.is_in_backward(thread)
         self._num_turns = self._num_turns + 1 if is_past or stacks.is_in_collective(thread) else 0
         if self.num_steps > their_steps or self._num_turns > MAX_TURNS:
             store.set(f"{key}/elsewhere", stacks.describe_main_thread())
 
-    def _ask(self, is_over: Callable[[], bool]) -> None:
-        self._store.set(f"{self._key}/steps", str(self.num_steps))
+    def _ask(self, is_over: Callable[[], bool], *, is_before_backward: bool = True) -> None:
+        self._store.set(f"{self._key}/steps", f"{self.num_steps} {int(is_before_backward)}")
         while not is_over():
             if self._store.check([f"{self._key}/elsewhere"]):
                 raise Absent(self._store.get(f"{self._key}/elsewhere").decode())
