@@ -41,8 +41,8 @@ pictures: system demo
 	.venv/bin/python docs/report_pictures.py build/demo/$(PROJECT)
 	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
-# Files are taken in the order of their names, by which the longest do not come last. The template's tests wait for
-# Slurm a third of their time, so that three fit on two cores.
+# Files are taken in the order of their names, by which the longest do not come last. The template's tests often wait
+# for Slurm, so that three workers fit on two cores.
 test: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "not soak"

@@ -48,23 +48,18 @@ def name(word: str) -> str:
     return word.lstrip("~+").partition("=")[0]
 
 
-def follow(call: Callable[[list[str]], Any], words: Sequence[str], error: ConfigError, *, times: int = 3) -> int:
-    """Type what a rejection says, and what the next one says: each way must end, after at most so many fixes.
+def follow(call: Callable[[list[str]], Any], words: Sequence[str], error: ConfigError, *, times: int = 3) -> None:
+    """Type what a rejection says, and what the next one says: each way must be accepted, after at most so many fixes.
 
-    Returns:
-        the number of command lines that were accepted.
+    A fix with a value to fill in, and one in prose, is not typed.
     """
-    accepted = 0
     for typed in retyped(words, error):
         try:
             call(typed)
         except ConfigError as further:
             assert times > 1, f"{typed} is rejected again: {further}"
             assert str(further) != str(error), f"{typed}: the same again"
-            accepted += follow(call, typed, further, times=times - 1)
-        else:
-            accepted += 1
-    return accepted
+            follow(call, typed, further, times=times - 1)
 
 
 def printed(text: str) -> ConfigError:

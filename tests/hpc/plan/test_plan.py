@@ -321,7 +321,8 @@ def test_a_plan_in_text_imports_nothing_that_draws():
         (["plot=plan.png"], "must be the name of a file that ends in .html"),
     ],
 )
-def test_bad_input_gets_one_message(words, said):
+def test_bad_input_gets_one_message(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a fix that is typed draws its plan
     done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, *words)
     assert done.returncode == 2 and done.stderr.startswith(("ConfigError: ", "tracing")), done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
