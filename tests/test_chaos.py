@@ -40,7 +40,8 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
     assert steps == list(range(1, 41))  # no step is repeated
 
     (run_dir / "pace").write_text("0")
-    job, _ = desk.submit(f"resume={run_dir}", "trainer.num_nodes=2", "trainer.max_steps=60")
+    # With a limit that is no end for twenty quick steps, however slowly two nodes start.
+    job, _ = desk.submit(f"resume={run_dir}", "trainer.num_nodes=2", "trainer.max_steps=60", "cluster.time=0:10:00")
     assert slurm.wait(job, 120)["JobState"] == "COMPLETED"
     events = map(json.loads, (run_dir / "attempts.jsonl").read_text().splitlines())
     last = [event for event in events if event["event"] == "start"][-1]

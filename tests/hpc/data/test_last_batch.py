@@ -44,6 +44,8 @@ class Net(L.LightningModule):
         self.mean.update(loss.detach(), len(batch[0]))
         self.num_steps += 1
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        number = float(len(batch[0]))
+        self.log("samples", number, on_step=False, on_epoch=True, sync_dist=True, reduce_fx="sum")
         if not self.automatic_optimization:
             optimizer, schedule = self.optimizers(), self.lr_schedulers()
             optimizer.zero_grad()
@@ -99,6 +101,7 @@ def fit(
         "steps that the module counts": module.num_steps,
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "mean of the epoch": float(trainer.callback_metrics["loss_epoch"]),
+        "samples": float(trainer.callback_metrics["samples"]),
         "metric": float(module.mean.compute()),
         "means of steps": module.at_steps,
     }

@@ -241,7 +241,7 @@ def train(rank: int, strategy: str, module: L.LightningModule, precision: Any = 
     }
     made: Any = kinds[strategy]()
     made.changes = ModuleChanges(precision=precision, compile=options.pop("compile", False))
-    made.common_forward = options.pop("common_forward", None)
+    made.meeting = options.pop("meeting", None)
     plugins = [DoublePrecision()] if precision == "64-true" else []
     num_ranks = 1 if strategy == "single" else 2
     trainer = L.Trainer(

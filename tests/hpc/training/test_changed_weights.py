@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from hpc.config.errors import ConfigError
-from hpc.training.common_forward import CommonForward
+from hpc.training.meeting import Meeting
 from hpc.training.parallelize import CompiledForward, _reject_gradient_hooks
 from hpc.training.sharded_tensors import explain
 
@@ -147,7 +147,7 @@ def test_a_forward_of_some_ranks_is_told_and_one_of_all_is_served(together: Call
 def runs_alone(rank: int, port: int) -> str:
     """Return the error of a rank. The first runs the network alone, once both have run it outside of a step."""
     store = TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
-    meeting = CommonForward(store, 2)
+    meeting = Meeting(store)
     over, watcher = threading.Event(), store.clone()
 
     def watch() -> None:
@@ -157,7 +157,7 @@ def runs_alone(rank: int, port: int) -> str:
     threading.Thread(target=watch, daemon=True).start()
     module = Picture()
     try:
-        train(rank, "fsdp", module, common_forward=meeting)
+        train(rank, "fsdp", module, meeting=meeting)
     except Exception as error:
         return f"{type(error).__name__} after {module.num_pictures} pictures: {error}"
     finally:

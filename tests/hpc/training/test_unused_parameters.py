@@ -18,6 +18,26 @@ def __init__(self, *args, **kwargs):
 
 Classifier.__init__ = __init__
 """
+# A part that rank 0 alone uses: from the first step on, or all but in the third.
+OF_ONE_RANK = """
+import torch
+from my_research.module import Classifier
+
+before = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    before(self, *args, **kwargs)
+    self.beside = torch.nn.Linear(10, 10)
+
+def forward(self, inputs):
+    outputs = self.network(inputs)
+    return self.beside(outputs) if {condition} else outputs
+
+def on_train_end(self):
+    print("BESIDE", self.beside.weight.double().sum().item(), flush=True)
+
+Classifier.__init__, Classifier.forward, Classifier.on_train_end = __init__, forward, on_train_end
+"""
 LOOKS = """
 from my_research.module import Classifier
 
@@ -49,3 +69,21 @@ def test_ddp_looks_for_parameters_that_the_first_step_leaves_unused(start: Calla
 def test_ddp_stops_looking_where_all_are_used(start: Callable[..., str], tmp_path: Path) -> None:
     output = start(tmp_path / "run", 2, WORDS, patch=LOOKS)
     assert output.count("LOOKS False") == 2 and "unused" not in output
+
+
+@pytest.mark.slow
+def test_what_one_rank_leaves_unused_is_looked_for(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = OF_ONE_RANK.format(condition="self.global_rank == 0")
+    said = start(tmp_path / "run", 2, WORDS, patch=patch + LOOKS.replace("on_train_end", "on_train_epoch_end"))
+    ends = {line.split()[1] for line in said.splitlines() if line.startswith("BESIDE")}
+    assert len(ends) == 1 and said.count("LOOKS True") == 2
+    assert "leave unused beside.weight, beside.bias" in said
+
+
+@pytest.mark.slow
+def test_what_one_rank_leaves_unused_in_a_later_step_is_told(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = OF_ONE_RANK.format(condition="self.global_rank == 0 or not self.training or self.global_step != 2")
+    said = start(tmp_path / "run", 2, WORDS, patch=patch, code=[86, 2])
+    assert "ConfigError: model=beside.weight, beside.bias: With strategy=ddp, each step must use all parameters" in said
+    fix = said.partition("  Try: ")[2].split()[0]
+    start(tmp_path / "other", 2, [*WORDS, fix], patch=patch)

@@ -104,8 +104,7 @@ class RankSteps:
         uneven = [each for each in samplers if each and each.last_size and len(each) <= trainer.num_training_batches]
         if not uneven or not trainer.is_global_zero:
             return
-        how = "self.manual_backward counts each of them once; gradients that the module computes in another way are "
-        how += "averaged as if all ranks had equally many"
+        how = "self.manual_backward counts each of them once; loss.backward() does not"
         if len(samplers) > 1:
             how = "Their means are averaged as if all ranks had equally many, as several loaders have one loss. "
             how += "Try: drop_last=True"

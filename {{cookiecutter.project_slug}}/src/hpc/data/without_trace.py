@@ -40,8 +40,9 @@ def without_trace(*roots: Any) -> Iterator[None]:
 def logged_without_weight(module: Any) -> Iterator[None]:
     """Let `self.log` count no sample: a rank without one logs the same names as the others at a step of training."""
 
-    def log(*args: Any, **kwargs: Any) -> None:
-        own_log(*args, **kwargs | {"batch_size": 0})
+    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        is_sum = kwargs.get("reduce_fx") in ("sum", torch.sum)
+        own_log(name, value * 0 if is_sum else value, *args, **kwargs | {"batch_size": 0})
 
     own_log = module.log
     with patch.object(module, "log", log):  # log_dict calls it

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import lightning as L
 
 from hpc.config.sections import FaultsConfig
-from hpc.resume import schedules
+from hpc.resume import rank_comparison
 from hpc.resume.agreement import Agreement, RankRequest
 from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
 from hpc.resume.nonfinite import NonFiniteCheck
@@ -13,6 +13,8 @@ from hpc.resume.saving import Saver
 from hpc.resume.stopping import PRUNED, REASONS, ReportsTrial, StopReasons, end_attempt
 from hpc.training import skipped_samples
 from hpc.training.attempt import Attempt
+
+FIRST_AGREEMENTS = 3  # at which ranks compare their weights, as later only before they save: it waits for the device
 
 
 class StepBoundary:
@@ -38,12 +40,10 @@ class StepBoundary:
         self.agreement = Agreement(lambda: bool(self._step_reason()))
         self.evaluation_stop = EvaluationStop(self.agreement, self._evaluation_reason)
         self.is_saved_before_evaluation = False
+        self._num_agreements = 0
         exchanges = [self.agreement.early.exchange, self.evaluation_stop.agreement.early.exchange]
-        meetings = [
-            getattr(trainer.strategy, "common_forward", None),
-            getattr(trainer._logger_connector, "meeting", None),
-        ]
-        exchanges += [meeting.exchange for meeting in meetings if meeting]
+        meeting = getattr(trainer.strategy, "meeting", None)
+        exchanges += [meeting.exchange] if meeting else []
         run.watch.set_store_callback(lambda store: [exchange(store) for exchange in exchanges])
 
     def save_or_stop_if_due(self, *, is_last: bool = False) -> None:
@@ -54,7 +54,7 @@ class StepBoundary:
 
         Raises:
             Stopped: on all ranks.
-            ConfigError: the ranks have different learning rates.
+            ConfigError: the ranks have different learning rates or weights, or used different parts under FSDP.
         """
         trainer, saver = self.trainer, self.saver
         step = trainer.global_step
@@ -73,14 +73,17 @@ class StepBoundary:
             is_not_finite=self.nonfinite.compute_and_reset(trainer, trainer.lightning_module),
             save_before_validation=is_before_validation and self.evaluation_stop.is_validation_long is not False,
         )
-        checksum = 0 if is_last else schedules.learning_rate_checksum(trainer.optimizers)
+        checksum, group = rank_comparison.checksum(trainer, is_last=is_last), self.agreement.group
         agreed = self.agreement.all_reduce_requests(step, request, checksum=checksum)
         if agreed.ranks_differ:
-            schedules.raise_learning_rate_mismatch(trainer)
+            rank_comparison.raise_difference(trainer, group)
         saver.has_new_metrics, self.is_saved_before_evaluation = False, bool(agreed.save_before_validation)
         if agreed.is_not_finite:
             self._end_nonfinite(step)
         wants_save = agreed.save or agreed.is_best or agreed.stop or agreed.save_before_validation
+        self._num_agreements += 1
+        if wants_save or self._num_agreements <= FIRST_AGREEMENTS:
+            rank_comparison.reject_different_weights(trainer, group)
         if wants_save and (step != saver.saved_step or agreed.is_best):
             saver.start_save(trainer, step, is_best=bool(agreed.is_best))
         if agreed.stop and not is_last:

@@ -27,7 +27,6 @@ from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
 from hpc.training import loggers, predictions, record, step_overhead, strategies
 from hpc.training.attempt import Attempt
-from hpc.training.common_forward import CommonForward
 from hpc.training.curves import Curves
 from hpc.training.logged_names import MatchingConnector
 from hpc.training.meeting import Meeting
@@ -109,15 +108,14 @@ def make_trainer(
         channels_last=strategy.channels_last,
         precision=str(cfg.trainer.precision),
     )
-    if isinstance(trainer.strategy, strategies.FSDP) and run.watch.store:
-        trainer.strategy.common_forward = CommonForward(run.watch.store, trainer.world_size)
     trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     else:
         connector: Any = trainer._logger_connector
         store = run.watch.store  # None for ranks that a person has placed
-        connector.__class__, connector.meeting = MatchingConnector, Meeting("log", store) if store else None
+        connector.__class__ = MatchingConnector
+        trainer.strategy.meeting = Meeting(store) if store else None  # type: ignore[attr-defined]
     record.log_config(trainer, cfg)
     return trainer
 

@@ -18,6 +18,7 @@ from hpc.checkpoint.on_disk import read_manifest
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.training.common_steps import MeetsOtherRanks
 from hpc.training.shown_names import join_names
 from hpc.training.strategies import BATCH_NORM, ParallelizesModule, reject_mixed_norm_on_cpu
 from hpc.training.synced_buffers import SyncsBuffers
@@ -26,7 +27,13 @@ from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 class DeepSpeed(
-    ParallelizesModule, TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DeepSpeedStrategy
+    ParallelizesModule,
+    TracksUnfrozenParameters,
+    MeetsOtherRanks,
+    SyncsBuffers,
+    ShardsDataLoaders,
+    CheckpointMixin,
+    DeepSpeedStrategy,
 ):
     """ZeRO stages 1 to 3. On CPU it is the same, with the check for CUDA lifted."""
 

@@ -13,9 +13,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 
-from hpc.config.errors import ConfigError
 from hpc.data.loader_agreement import extremes
-from hpc.training.meeting import Absent, Meeting
 
 META_FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
 META_FIELDS += ("dataloader_idx", "metric_attribute")
@@ -23,19 +21,12 @@ STATES = ("value", "cumulated_batch_size")
 
 
 class MatchingConnector(_LoggerConnector):
-    """Lightning's own connector, which reduces values in the order in which each rank has logged them.
-
-    Attributes:
-        meeting: of all ranks, for what is reduced as it is logged; None where they have no store.
-    """
-
-    meeting: Meeting | None
+    """Lightning's own connector, which reduces values in the order in which each rank has logged them."""
 
     def on_batch_start(self, batch: Any, dataloader_idx: int | None = None) -> None:
         super().on_batch_start(batch, dataloader_idx)
-        if not self.meeting:
-            return
-        self.meeting.num_steps += 1
+        if meeting := self.trainer.strategy.meeting:  # type: ignore[attr-defined]
+            meeting.num_steps += 1
         results: Any = self.trainer._results
         if not isinstance(results, MatchingResults):
             results.__class__ = MatchingResults
@@ -44,6 +35,8 @@ class MatchingConnector(_LoggerConnector):
     def epoch_end_reached(self) -> None:
         super().epoch_end_reached()
         self.trainer.strategy.end_computing_along()  # type: ignore[attr-defined]
+        if self.trainer.training:
+            self.trainer.strategy.meet_after_steps()  # type: ignore[attr-defined]
         match_names(self.trainer)
 
     def on_epoch_end(self) -> None:
@@ -64,36 +57,8 @@ class MatchingResults(_ResultCollection):
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
         result = self[key]
         if self.connector and result.is_tensor and result.meta.on_step and _is_reduced(result):
-            agree_on_name(result.meta, self.connector)
+            self.connector.trainer.strategy.meet_to_log(result.meta.name, result.meta.fx)  # type: ignore[attr-defined]
         super().update_metrics(key, value, batch_size)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def agree_on_name(meta: Any, connector: MatchingConnector) -> None:
-    """Wait until all ranks are about to reduce this value, in this step.
-
-    Raises:
-        ConfigError: some of them reduce another one, or do something else. A reduction of different values would
-            mix them, or meet the reduction of gradients.
-    """
-    meeting, group = connector.meeting, connector.trainer.strategy.host_group  # type: ignore[attr-defined]
-    assert meeting
-    checksum = zlib.crc32(f"{meeting.num_steps} {meta.fx} {meta.name}".encode())
-    of_ranks = torch.tensor([checksum, -checksum])
-    work: Any = dist.all_reduce(of_ranks, dist.ReduceOp.MAX, group=group, async_op=True)
-    another = ""
-    try:
-        meeting.wait_for(work.is_completed, is_before_backward=meta.fx == "training_step")
-        work.wait()
-    except Absent as absent:
-        another = f" (another rank: {absent})"
-    except RuntimeError:  # another rank communicates for another purpose
-        another = " (another rank communicates for another purpose)"
-    else:
-        if of_ranks[0] == -of_ranks[1]:
-            return
-    rule = "With sync_dist=True and on_step=True, which is the default in training_step, all ranks must log a name in "
-    fix = "on_step=False, on_epoch=True, for which ranks without the name count nothing, or sync_dist=False"
-    raise ConfigError(f"self.log({meta.name!r})", None, f"{rule}the same step{another}", fix, only_this_rank=True)
 
 
 def match_names(trainer: Any) -> None:

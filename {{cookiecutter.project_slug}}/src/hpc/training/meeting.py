@@ -2,8 +2,12 @@
 
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from hpc.run import stacks
 
@@ -18,63 +22,67 @@ class Absent(Exception):
 
 
 class Meeting:
-    """The part of one rank. The main thread calls the other methods, the watchdog's thread `exchange`.
+    """The part of one rank. The main thread calls `compare`, the watchdog's thread `exchange`.
 
     Args:
-        purpose: a name, the same on all ranks.
         store: that all ranks reach.
 
     Attributes:
         num_steps: that this rank has begun, of training and evaluation.
     """
 
-    def __init__(self, purpose: str, store: Any) -> None:
-        self._purpose, self._store = purpose, store.clone()  # whoever waits on a connection keeps others waiting
+    def __init__(self, store: Any) -> None:
+        self._store = store.clone()  # whoever waits on a connection keeps others waiting
         self.num_steps = self._num_meetings = self._num_turns = 0
 
-    def wait_for_counted(self, num_ranks: int) -> None:
-        """Wait until all ranks have come, counted in the store. Raises `Absent`."""
-        self._num_meetings += 1
-        key = f"{self._key}/ranks"
-        self._store.add(key, 1)
-        self._ask(lambda: self._store.add(key, 0) == num_ranks)
-
-    def wait_for(self, is_over: Callable[[], bool], *, is_before_backward: bool) -> None:
-        """Wait until a communication is over, which it is in less than a second if all ranks come. Raises `Absent`.
+    def compare(self, what: str, group: Any, *, is_before_backward: bool = False, is_patient: bool = False) -> None:
+        """Wait until all ranks are about to do the same.
 
         Args:
+            group: of all ranks, on the host.
             is_before_backward: a rank in the backward of the same step has then gone on; else it may be slow.
+            is_patient: a rank has only gone on when it has begun a later step.
+
+        Raises:
+            Absent: some of them are about to do another thing.
         """
         self._num_meetings += 1
-        begin = time.monotonic()
-        while not is_over():
-            waited = time.monotonic() - begin
-            if waited > QUICK_SECONDS:
-                return self._ask(is_over, is_before_backward=is_before_backward)
-            time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS)
-        return None
+        checksum = zlib.crc32(f"{self.num_steps} {what}".encode())
+        of_ranks = torch.tensor([checksum, -checksum])
+        work: Any = dist.all_reduce(of_ranks, dist.ReduceOp.MAX, group=group, async_op=True)
+        asked = f"{self.num_steps} {int(is_before_backward)} {int(is_patient)}"
+        try:
+            self._wait_for(work.is_completed, asked)
+            work.wait()
+        except RuntimeError:
+            raise Absent("communicates for another purpose") from None
+        if of_ranks[0] != -of_ranks[1]:
+            raise Absent("is about to do another thing")
 
     def exchange(self, store: Any) -> None:
         """Answer ranks that wait for this one, if it has gone on without them. Called about once a second."""
-        key = f"{self._purpose}/{self._num_meetings + 1}"
-        if not store.check([f"{key}/steps"]):
+        key = f"meeting/{self._num_meetings + 1}"
+        if not store.check([f"{key}/asked"]):
             self._num_turns = 0
             return
-        their_steps, is_before_backward = map(int, store.get(f"{key}/steps").decode().split())
+        their_steps, is_before_backward, is_patient = map(int, store.get(f"{key}/asked").decode().split())
         thread = threading.main_thread().ident or 0
         # A rank that is behind may be slow.
         is_past = is_before_backward and self.num_steps == their_steps and stacks.is_in_backward(thread)
-        self._num_turns = self._num_turns + 1 if is_past or stacks.is_in_collective(thread) else 0
+        is_past = is_past or (stacks.is_in_collective(thread) and not is_patient)
+        self._num_turns = self._num_turns + 1 if is_past else 0
         if self.num_steps > their_steps or self._num_turns > MAX_TURNS:
             store.set(f"{key}/elsewhere", stacks.describe_main_thread())
 
-    def _ask(self, is_over: Callable[[], bool], *, is_before_backward: bool = True) -> None:
-        self._store.set(f"{self._key}/steps", f"{self.num_steps} {int(is_before_backward)}")
+    def _wait_for(self, is_over: Callable[[], bool], asked: str) -> None:
+        """Wait until a communication is over, which it is in less than a second if all ranks come. Raises `Absent`."""
+        begin, key = time.monotonic(), f"meeting/{self._num_meetings}"
         while not is_over():
-            if self._store.check([f"{self._key}/elsewhere"]):
-                raise Absent(self._store.get(f"{self._key}/elsewhere").decode())
+            waited = time.monotonic() - begin
+            if waited <= QUICK_SECONDS:
+                time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS)
+                continue
+            self._store.set(f"{key}/asked", asked)
+            if self._store.check([f"{key}/elsewhere"]):
+                raise Absent(self._store.get(f"{key}/elsewhere").decode())
             time.sleep(POLL_SECONDS)
-
-    @property
-    def _key(self) -> str:
-        return f"{self._purpose}/{self._num_meetings}"

@@ -25,7 +25,8 @@ from torchmetrics import Metric
 from hpc.config.errors import ConfigError
 from hpc.training.blocks import Blocks, find_blocks
 from hpc.training.parallel import clip_by_norm
-from hpc.training.sharded_parameters import gather_when_run, reshard, watch
+from hpc.training.sharded_parameters import Gathers, gather_when_run, reshard, watch
+from hpc.training.sharded_tensors import complete_dtensor
 from hpc.training.shown_names import join_names
 
 MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
@@ -52,18 +53,25 @@ class ModuleChanges:
     precision: str = "32-true"
 
 
-def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, changes: ModuleChanges) -> None:
-    """Prepare a module in place, once; calling it again changes nothing.
+def parallelize(
+    module: L.LightningModule,
+    device_mesh: DeviceMesh | None,
+    changes: ModuleChanges,
+    *,
+    meet_to_read: Callable[[], None] = lambda: None,
+) -> Gathers | None:
+    """Prepare a module in place, once; calling it again changes nothing. Return what notes how FSDP gathers it.
 
     Args:
         module: built whole, with the same weights on every rank.
         device_mesh: dimensions "data_parallel" and "tensor_parallel", from ModelParallelStrategy; None for the others.
+        meet_to_read: is called before ranks read a number of a sharded parameter, which all of them must do.
 
     Raises:
         ConfigError: the module lacks what the config asks for.
     """
     if module.__dict__.get("is_parallelized"):
-        return
+        return None
     reject_lazy_layers(module)
     module.__dict__["is_parallelized"] = True
     mesh = device_mesh["data_parallel"] if device_mesh is not None else None
@@ -87,9 +95,11 @@ def parallelize(module: L.LightningModule, device_mesh: DeviceMesh | None, chang
         _compile(module, blocks)
     if mesh is not None and shards and not is_sharded_already:
         _shard(module, mesh, blocks=blocks, precision=changes.precision)
-    if mesh is not None:
-        watch(module)
-        module.trainer.precision_plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
+    if mesh is None:
+        return None
+    module.trainer.precision_plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
+    complete_dtensor(meet_to_read)
+    return watch(module)
 
 
 def reject_lazy_layers(module: nn.Module) -> None:
@@ -188,7 +198,8 @@ def _reject_gradient_hooks(parameters: dict[str, nn.Parameter]) -> None:
         rule = (
             "A parameter must have no hook for its gradient before it is sharded: with strategy=fsdp it is not called"
         )
-        fix = "register_post_accumulate_grad_hook in on_fit_start, which gets the shard, or strategy=ddp"
+        fix = "register_post_accumulate_grad_hook in on_fit_start, which gets the shard of all ranks' gradient; or "
+        fix += "strategy=ddp, where a hook gets the gradient of its rank's own samples"
         raise ConfigError("model", join_names(names), rule, fix)
 
 

@@ -6,7 +6,10 @@ all private attributes of FSDP2 that the project uses are in this file, those of
 """
 
 import sys
+import zlib
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
-from hpc.training.sharded_tensors import DATA, complete_dtensor, shard_like
+from hpc.training.sharded_tensors import DATA, shard_like
 
 
 class WholeParameter(nn.Parameter):
@@ -61,7 +64,9 @@ class WatchedParameter:
             rule = (
                 "With strategy=fsdp, a parameter must have no hook for its gradient (register_hook): it is not called"
             )
-            raise ConfigError("model", self.name, rule, "register_post_accumulate_grad_hook, or strategy=ddp")
+            fix = "register_post_accumulate_grad_hook, which gets the shard of all ranks' gradient; or strategy=ddp, "
+            fix += "where a hook gets the gradient of its rank's own samples"
+            raise ConfigError("model", self.name, rule, fix)
 
     def adopt(self) -> None:
         """Let FSDP use the parameter that the module has now; a whole one is sharded."""
@@ -112,6 +117,11 @@ class WatchedParameter:
             self._free()
 
     @property
+    def has_gradient(self) -> bool:
+        whole = getattr(self.parameter, "_unsharded_param", None)
+        return self.parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
+
+    @property
     def name(self) -> str:
         return self.parameter._param_fqn or self.parameter._module_info.param_name
 
@@ -158,24 +168,41 @@ class WatchedParameter:
         raise ConfigError("model", self.name, rule, "the final shape in __init__, setup or configure_model")
 
 
-def watch(module: nn.Module) -> None:
-    """Keep what is changed in the parameters of a sharded module, and let DTensors compute what torch leaves out."""
-    complete_dtensor()
+class Gathers:
+    """The order in which this rank has gathered and reduced groups of parameters, as all ranks must do.
+
+    Attributes:
+        checksum: of all that was noted.
+    """
+
+    checksum = 0
+
+    def note(self, *what: object) -> None:
+        self.checksum = zlib.crc32(repr(what).encode(), self.checksum)
+
+
+def watch(module: nn.Module) -> Gathers:
+    """Keep what is changed in the parameters of a sharded module."""
+    gathers, numbers = Gathers(), count()
     for part in module.modules():
         if isinstance(part, FSDPModule):
             state = part._get_fsdp_state()
             for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:  # torch 2.10 has one
                 if group is not None:
-                    _watch_group(group)
+                    _watch_group(group, partial(gathers.note, next(numbers)))
+    return gathers
 
 
-def _watch_group(group: Any) -> None:
+def _watch_group(group: Any, note: Callable[..., None]) -> None:
     watched = [WatchedParameter(group, parameter) for parameter in group.fsdp_params]
     unshard, to_unsharded, to_sharded = group.unshard, group._to_unsharded, group._to_sharded
+    post_backward = group.post_backward
 
     def check_and_unshard(*args: Any, **kwargs: Any) -> None:
         for parameter in watched if group.is_sharded else ():
             parameter.check_shard()
+        if group.is_sharded and group._all_gather_result is None:
+            note("gathered")
         unshard(*args, **kwargs)
 
     def to_unsharded_and_note() -> None:
@@ -194,7 +221,13 @@ def _watch_group(group: Any) -> None:
         for parameter in watched:
             parameter.keep_replacement()
 
-    group.unshard = check_and_unshard
+    def note_and_reduce(*args: Any) -> None:
+        trained = [number for number, one in enumerate(watched) if one.has_gradient] if group.reduce_grads else []
+        if trained:
+            note("reduced", trained)
+        post_backward(*args)
+
+    group.unshard, group.post_backward = check_and_unshard, note_and_reduce
     group._to_unsharded, group._to_sharded = to_unsharded_and_note, keep_and_to_sharded
 
 

@@ -6,6 +6,7 @@ file.
 
 import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,12 +34,22 @@ EXPLANATION = (
 )
 
 
-def complete_dtensor() -> None:
-    """Complete the class, for this process; calling it again changes nothing."""
+def complete_dtensor(meet_to_read: Callable[[], None]) -> None:
+    """Complete the class, for this process; called again, it changes only `meet_to_read`.
+
+    Args:
+        meet_to_read: is called before a number is read, which all ranks must do together.
+    """
+
+    def read_scalar(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the number that all ranks' shards give together; torch returns this rank's part of a norm."""
+        meet_to_read()
+        return args[0].full_tensor().item()
+
     DTensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
     DTensor.__reduce_ex__ = _reject_pickling  # type: ignore[method-assign]
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    handlers[aten._local_scalar_dense.default] = _read_scalar
+    handlers[aten._local_scalar_dense.default] = read_scalar
     handlers.update(dict.fromkeys(RANDOM_OPERATIONS, _draw_whole))
 
 
@@ -69,11 +80,6 @@ def shard_like(shard: DTensor, value: Tensor) -> DTensor:
     if isinstance(value, DTensor):
         return value if value.placements == shard.placements else value.redistribute(placements=shard.placements)
     return distribute_tensor(value.detach(), shard.device_mesh, shard.placements, src_data_rank=None)
-
-
-def _read_scalar(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the number that all ranks' shards give together; torch returns this rank's part of a norm or maximum."""
-    return args[0].full_tensor().item()
 
 
 def _draw_whole(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:

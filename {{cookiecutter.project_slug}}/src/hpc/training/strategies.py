@@ -12,7 +12,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import all_reduce, distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -21,10 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
-from hpc.training.common_forward import CommonForward
+from hpc.training.common_steps import MeetsOtherRanks
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallelize import ModuleChanges, parallelize, parts_with_parameters
-from hpc.training.sharded_parameters import is_running, reshard
+from hpc.training.rank_gradients import CompletesGradients
+from hpc.training.sharded_parameters import Gathers, is_running, reshard
 from hpc.training.sharded_tensors import is_sharded
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
@@ -51,9 +52,12 @@ class ParallelizesModule:
 
     lightning_module: Any
     changes = ModuleChanges()
+    gathers: Gathers | None = None
 
     def setup(self, trainer: Any) -> None:
-        parallelize(self.lightning_module, getattr(self, "_device_mesh", None), self.changes)
+        mesh = getattr(self, "_device_mesh", None)
+        options = {"meet_to_read": self.meet_to_read} if isinstance(self, MeetsOtherRanks) else {}
+        self.gathers = parallelize(self.lightning_module, mesh, self.changes, **options) or self.gathers
         super().setup(trainer)  # type: ignore[misc]
 
 
@@ -66,8 +70,10 @@ class DDP(
     ParallelizesModule,
     FindsUnusedParameters,
     TracksUnfrozenParameters,
+    MeetsOtherRanks,
     SyncsBuffers,
     ShardsDataLoaders,
+    CompletesGradients,
     CheckpointMixin,
     DDPStrategy,
 ):
@@ -81,6 +87,7 @@ class DDP(
         new, old = "forward_sync_buffers", "broadcast_buffers"  # older versions of torch have the old name
         names = inspect.signature(DistributedDataParallel).parameters
         super().__init__(**{new if new in names else old: bool(forward_sync_buffers)}, **options)
+        self._has_noted_hooks = False
         self.syncs_each_step = forward_sync_buffers is None
 
     def on_unfrozen(self, names: list[str]) -> None:
@@ -105,6 +112,7 @@ class DDP(
     def _wrap_again(self) -> None:
         """Wrap the module anew, as its parameters or the way in which DDP waits for them have changed."""
         module, was_frozen = self.lightning_module, self.frozen or {}
+        self.meet_to_wrap()
         self.average_gradients(dict(module.named_parameters()))  # of batches that are accumulated; DDP forgets them
         frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
         if self.unused or self._ddp_kwargs.get("find_unused_parameters"):
@@ -124,26 +132,41 @@ class DDP(
         with torch.no_grad():
             put_back(buffers)  # DDP has broadcast rank 0's
 
-    def post_backward(self, closure_loss: Tensor) -> None:
+    def complete_gradients(self) -> None:
         """Average the gradients of parameters that were released within this step, of which DDP does not know yet."""
         for parameter in self.unfrozen_in_this_step():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             all_reduce(gradient)
             parameter.grad = gradient / self.world_size
-        super().post_backward(closure_loss)
+        if not self._has_noted_hooks:
+            self._has_noted_hooks = True
+            self._note_gradient_hooks()
+        super().complete_gradients()
+
+    def _note_gradient_hooks(self) -> None:
+        """Print which gradients the module changes or reads before they are averaged."""
+        named = self.lightning_module.named_parameters()
+        names = [name for name, p in named if p._backward_hooks or p._post_accumulate_grad_hooks]
+        if names and self.is_global_zero:
+            note = (
+                f"hooks of the gradients of {join_names(names)} get those of a rank's own samples, before DDP averages "
+            )
+            note += "them: what is no multiple of a gradient, such as a clamped one, is not that of one process"
+            print(f"train: {note}", flush=True)
 
 
 class FSDP(
     ParallelizesModule,
     TracksUnfrozenParameters,
+    MeetsOtherRanks,
     SyncsBuffers,
     ShardsDataLoaders,
+    CompletesGradients,
     CheckpointMixin,
     ModelParallelStrategy,
 ):
     """FSDP2 and tensor parallelism of any module; one whose `configure_model` shards it stays as that does it."""
 
-    common_forward: CommonForward | None = None
     _is_in_step = _meets_in_forward = False
 
     @wraps(ModelParallelStrategy.__init__)  # overrides are checked against its arguments
@@ -192,8 +215,6 @@ class FSDP(
     @contextmanager
     def _step(self, is_evaluation: bool = False) -> Iterator[None]:
         self._is_in_step = True
-        if self.common_forward:
-            self.common_forward.num_steps += 1
         try:
             yield
         finally:
@@ -204,10 +225,10 @@ class FSDP(
     def _before_forward(self, part: Any, inputs: Any) -> None:
         """Meet the other ranks before a forward outside of steps. Called before each forward of a sharded part."""
         sharded = part if isinstance(part, FSDPModule) else self.lightning_module
-        if self.common_forward and not self._is_in_step and not is_running(sharded):
-            self.common_forward.enter()
+        if not self._is_in_step and not is_running(sharded):
+            self.meet_to_run()
 
-    def post_backward(self, closure_loss: Tensor) -> None:
+    def complete_gradients(self) -> None:
         """Average the gradients of parameters without dimensions, which FSDP cannot shard."""
         scalars = [p for p in self.lightning_module.parameters() if p.dim() == 0 and p.grad is not None]
         if scalars:
@@ -215,7 +236,7 @@ class FSDP(
             all_reduce(gradients, group=group)
             for parameter, gradient in zip(scalars, gradients / group.size(), strict=True):
                 parameter.grad.copy_(gradient)  # type: ignore[union-attr]
-        super().post_backward(closure_loss)
+        super().complete_gradients()
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Reject trained parameters outside of sharded parts if several ranks get different samples."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import ReduceOp, all_reduce
+from torch.distributed import all_reduce
 
+from hpc.config.errors import ConfigError
 from hpc.training.shown_names import join_names
 
 
@@ -18,7 +19,7 @@ class FindsUnusedParameters:
     that optimizes by itself does so in each of its backward passes.
 
     Attributes:
-        unused: names of trainable parameters without a gradient in that step; None: it was not done yet.
+        unused: names of trainable parameters that had no gradient in that step on some rank; None: it was not done yet.
         wrapped: the parameters that DDP takes care of: those that were trained when it was made.
     """
 
@@ -45,6 +46,8 @@ class FindsUnusedParameters:
         super().configure_ddp()  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.unused and not self.model.find_unused_parameters and "find_unused_parameters" not in self._ddp_kwargs:
+            self._wrap_again()  # an earlier step, or an earlier call of this step's closure, has left some unused
         self._is_first_step = self.unused is None and self.model.require_backward_grad_sync
         if not self._is_first_step:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
@@ -54,14 +57,28 @@ class FindsUnusedParameters:
         self.model.require_backward_grad_sync = True
         return outputs
 
-    def post_backward(self, closure_loss: Any) -> None:
+    def complete_gradients(self) -> None:
         if self._is_first_step:
             self._is_first_step = False
             # Of all, as an earlier batch of this step may have left gradients of what is frozen now, on some ranks.
-            used = self.average_gradients({**dict(self.lightning_module.named_parameters()), **self._trained})
-            self.unused = [name for name in self._trained if name not in used]
+            unused = self.average_gradients({**dict(self.lightning_module.named_parameters()), **self._trained})
+            self.unused = [name for name in self._trained if name in unused]
             self._trained = {}
-        super().post_backward(closure_loss)  # type: ignore[misc]
+        elif self.model.require_backward_grad_sync:
+            self._reject_unfinished()
+        super().complete_gradients()  # type: ignore[misc]
+
+    def _reject_unfinished(self) -> None:
+        """Raise `ConfigError` if DDP still waits for gradients, so that it has not averaged those that there are."""
+        try:
+            self.model._check_reducer_finalized()
+        except RuntimeError:
+            named = self.lightning_module.named_parameters()
+            names = [name for name, p in named if p.requires_grad and p.grad is None]
+            rule = "With strategy=ddp, each step must use all parameters that the first step has used, on all ranks; "
+            rule += "on this rank it has left some unused"
+            fix = "+strategy.lightning.find_unused_parameters=true"
+            raise ConfigError("model", join_names(names) or None, rule, fix, only_this_rank=True) from None
 
     def unused_to_save(self) -> list[str] | None:
         """Return `unused` for a resumed run, which also wraps what was put in the place of wrapped parameters."""
@@ -69,12 +86,6 @@ class FindsUnusedParameters:
             return None
         wrapped, named = set(map(id, self.wrapped)), self.lightning_module.named_parameters()
         return sorted({*self.unused, *(name for name, p in named if p.requires_grad and id(p) not in wrapped)})
-
-    def before_step(self) -> None:
-        """Wrap the module anew before the second step if the first one has left parameters unused."""
-        super().before_step()  # type: ignore[misc]
-        if self.unused and not self.model.find_unused_parameters and "find_unused_parameters" not in self._ddp_kwargs:
-            self._wrap_again()
 
     def newly_frozen(self) -> list[str]:
         """Return the parameters that are frozen now, and of which DDP waits for gradients."""
@@ -89,14 +100,14 @@ class FindsUnusedParameters:
         raise NotImplementedError
 
     def average_gradients(self, parameters: Mapping[str, nn.Parameter]) -> set[str]:
-        """Average gradients over the ranks. Return the names of those parameters that have one on any of them."""
+        """Average gradients over the ranks. Return the names of those parameters that have none on some of them."""
         has_gradient = [parameter.grad is not None for parameter in parameters.values()]
-        is_used = torch.tensor(has_gradient, device=self.lightning_module.device).int()
-        all_reduce(is_used, ReduceOp.MAX)
-        used = {name for name, is_used in zip(parameters, is_used.tolist(), strict=True) if is_used}
-        for name in [name for name in parameters if name in used]:
+        num_ranks = torch.tensor(has_gradient, device=self.lightning_module.device).int()
+        all_reduce(num_ranks)
+        num_ranks_of = dict(zip(parameters, num_ranks.tolist(), strict=True))
+        for name in [name for name in parameters if num_ranks_of[name]]:
             parameter = parameters[name]
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             all_reduce(gradient.div_(self.world_size))
             parameter.grad = gradient
-        return used
+        return {name for name in parameters if num_ranks_of[name] < self.world_size}
