@@ -41,23 +41,21 @@ pictures: system demo
 	.venv/bin/python docs/report_pictures.py build/demo/$(PROJECT)
 	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
-# Files are taken in the order of their names, by which the longest do not come last. The template's tests often wait
-# for Slurm, so that three workers fit on two cores.
+# Files are taken in the order of their names, by which the longest do not come last. Tests often wait, for Slurm or for
+# another rank, so that three workers fit on two cores.
 test: system env lint
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
+	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "not soak"
 
-# A few draws of each campaign; those below have more.
+# A few draws of each campaign, of which tests make those of neighbours and hostile input; those below have more.
 soak: system env
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "soak and not long"
+	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "soak and not long"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "soak and not long"
 	.venv/bin/python tests/chaos.py --faults 6 --seed 2
-	.venv/bin/python tests/drawn_neighbours.py --rounds 4 --seed 2
-	.venv/bin/python tests/drawn_inputs.py --count 120 --seed 2
 	.venv/bin/python tests/drawn_runs.py --count 16 --seed 2
 
 long: system env
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m long
+	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m long
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m long
 
 chaos: system env

@@ -37,7 +37,8 @@ def test_it_saves_where_it_says_and_the_run_resumes_exactly(start: Callable, tmp
     for name, stop in (("reference", None), ("run", 6)):
         run_dir, mine = tmp_path / name, tmp_path / f"{name}-mine"
         patch = PATCH.replace("FOLDER", str(mine))
-        start(run_dir, 1, WORDS, stop, patch)
+        said = start(run_dir, 1, WORDS, stop, patch)
+        assert said.count(f"note: ModelCheckpoint saves in {run_dir}/model_checkpoints\n") == 1
         if stop:
             start(run_dir, 1, [], None, patch)
         kept = sorted(path.name for path in (run_dir / "model_checkpoints").iterdir())

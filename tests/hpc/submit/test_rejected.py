@@ -215,3 +215,4 @@ def test_the_environment_is_renewed_where_the_one_of_the_script_is_gone(desk: De
         desk.write("src/hpc/jobs/slurm.bash", "# of a newer template\n")
         assert desk.type(f"resume={cluster}") == 0
         assert script.read_text() == before.replace(f"VENV={tmp_path}/venv", f"VENV='{tmp_path}/a new one'")
+        assert f"{script.name} gets the environment {tmp_path}/a new one, as {tmp_path}/venv is gone" in desk.out

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -135,9 +136,7 @@ ALONE_CASES = {
 def test_a_rank_that_does_something_alone_is_told(case: str, start: Callable[..., str], tmp_path: Path) -> None:
     strategy, statement, given, fix = ALONE_CASES[case]
     patch = ALONE.format(statement=statement)
-    said = start(
-        tmp_path / "run", 2, [*WORDS, f"strategy={strategy}", "+faults.hang_minutes=2"], patch=patch, code=[86, 2]
-    )
+    said = start(tmp_path / "run", 2, [*WORDS, f"strategy={strategy}", "+faults.hang_minutes=2"], patch=patch, code=ANY)
     assert given in said and fix in said, said
 
 
@@ -158,3 +157,33 @@ def test_it_is_said_where_a_hook_gets_the_gradients_of_one_rank(start: Callable[
     assert said.count("train: hooks of the gradients of network.head.weight get those of a rank's own samples") == 1
     said = start(tmp_path / "fsdp", 2, [*WORDS, "strategy=fsdp"], patch=CLAMPED, code=2)
     assert "where a hook gets the gradient of its rank's own samples" in said
+
+
+# One sample for two ranks, of which the first alone has a batch, and calls its hooks.
+GATHERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from hpc.data.data_module import DataModule
+from my_research.module import Classifier
+
+def val_dataloader(self):
+    return DataLoader(TensorDataset(*torch.zeros(3, 1, 1)), batch_size=1)
+
+def gather(self, *args):
+    self.all_gather(torch.ones(1))
+
+DataModule.val_dataloader = val_dataloader
+Classifier.validation_step = lambda self, batch, batch_idx: None
+Classifier.on_validation_epoch_end = lambda self: None
+Classifier.{hook} = gather
+"""
+
+
+@pytest.mark.slow
+def test_gathering_where_a_rank_has_no_batch_is_told(start: Callable[..., str], tmp_path: Path) -> None:
+    words = [word for word in WORDS if "limit_val" not in word]
+    words += ["strategy=ddp", "checkpoint.monitor=null"]
+    for hook in ("validation_step", "on_validation_epoch_end"):
+        start(tmp_path / hook, 2, words, patch=GATHERS.format(hook=hook))
+    said = start(tmp_path / "run", 2, words, patch=GATHERS.format(hook="on_validation_batch_end"), code=ANY)
+    assert "self.all_gather: All ranks must gather together" in said and "in the step itself" in said

@@ -42,6 +42,8 @@ def check_model_checkpoints(trainer: L.Trainer, run_dir: Path) -> None:
     for callback in (one for one in trainer.callbacks if isinstance(one, ModelCheckpoint)):  # type: ignore[attr-defined]
         if callback.dirpath is None:
             callback.dirpath = str(run_dir / "model_checkpoints")
+            if trainer.is_global_zero:
+                print(f"note: {type(callback).__name__} saves in {callback.dirpath}", flush=True)
         folder, name = Path(callback.dirpath).resolve(), type(callback).__name__
         if folder.is_relative_to((run_dir / "checkpoints").resolve()):
             rule = "The folder of this callback must not be that of the checkpoints from which the run resumes"

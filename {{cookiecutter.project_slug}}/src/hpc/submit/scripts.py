@@ -64,6 +64,7 @@ def renew_environment(run_dir: Path, *, folder: Path, venv: Path) -> None:
             if renewed == text:
                 continue
             (folder / name).write_text(renewed, encoding="utf-8", errors="surrogateescape")
+            print(f"note: {name} gets the environment {venv}, as {match[1]} is gone", flush=True)
 
 
 def reject_run_with_fixed_script(run_dir: Path) -> None:

@@ -17,10 +17,11 @@ class MeetsOtherRanks:
 
     lightning_module: Any
     meeting: Meeting | None = None
-    host_group: Any
+    _meeting_group: Any = None  # one of its own: what ranks do elsewhere must not be taken for coming here
 
     def setup(self, trainer: Any) -> None:
-        self.host_group = self.host_group or dist.new_group(backend="gloo")
+        if self.meeting and not self._meeting_group:
+            self._meeting_group = dist.new_group(backend="gloo")
         super().setup(trainer)  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -31,6 +32,17 @@ class MeetsOtherRanks:
         self.meet_after_steps()
         super().on_validation_start()  # type: ignore[misc]
 
+    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
+        if self.lightning_module.trainer.evaluating:
+            self._meet_to_gather()
+        return super().all_gather(*args, **kwargs)  # type: ignore[misc]
+
+    def _meet_to_gather(self) -> None:
+        """Meet in an evaluation. Raises `ConfigError` if another rank has no batch left: it calls no hook of one."""
+        rule = "All ranks must gather together, but hooks of a batch are called on the ranks that have one"
+        fix = "self.all_gather in the step itself, or in on_validation_epoch_end"
+        self._meet("gather", key="self.all_gather", rule=rule, fix=fix)
+
     def meet_after_steps(self) -> None:
         """Meet before an evaluation and at the end of an epoch. Raises `ConfigError` if another rank goes on."""
         trainer = self.lightning_module.trainer
@@ -40,7 +52,7 @@ class MeetsOtherRanks:
         rule = "All ranks must end training, or an epoch, after the same step"
         fix = "trainer.should_stop = trainer.strategy.reduce_boolean_decision(...) on all ranks, and -1 from "
         fix += "on_train_batch_start by what all ranks know"
-        where = f"{trainer.state.stage} after step {trainer.global_step}"
+        where = f"end or evaluate after step {trainer.global_step}, in {trainer.state.stage}"
         self._meet(where, key="trainer.should_stop", value=trainer.should_stop, rule=rule, fix=fix, is_patient=True)
 
     def meet_to_wrap(self) -> None:
@@ -48,7 +60,7 @@ class MeetsOtherRanks:
         trained = [name for name, parameter in self.lightning_module.named_parameters() if parameter.requires_grad]
         rule = "With strategy=ddp all ranks must freeze and release the same parameters before the same step"
         fix = "requires_grad_ by what all ranks know, such as self.trainer.global_step"
-        self._meet(f"wrap {trained}", key="model", rule=rule, fix=fix, is_before_backward=True)
+        self._meet(f"train {', '.join(trained)}", key="model", rule=rule, fix=fix, is_before_backward=True)
 
     def meet_to_read(self) -> None:
         """Meet before a number of a sharded tensor is read. Raises `ConfigError` if another rank reads none."""
@@ -57,7 +69,7 @@ class MeetsOtherRanks:
         )
         rule += "number of it together"
         fix = "item(), float(...) or a comparison on all ranks, with the result used where self.trainer.is_global_zero"
-        self._meet("read", key="model", rule=rule, fix=fix)
+        self._meet("read a number of a sharded tensor", key="model", rule=rule, fix=fix)
 
     def meet_to_run(self) -> None:
         """Meet before a sharded network is run outside of a step. Raises `ConfigError` if another rank does not.
@@ -67,7 +79,7 @@ class MeetsOtherRanks:
         """
         rule = "With strategy=fsdp all ranks must run the network together; only some do here"
         fix = "the same call on all ranks, with its result used where self.trainer.is_global_zero"
-        self._meet("forward", key="model", rule=rule, fix=fix)
+        self._meet("run the network", key="model", rule=rule, fix=fix)
 
     def meet_to_log(self, name: str, hook: str) -> None:
         """Meet before a value is reduced as it is logged. Raises `ConfigError` if another rank logs something else.
@@ -78,12 +90,12 @@ class MeetsOtherRanks:
         rule += "in the same step"
         fix = "on_step=False, on_epoch=True, for which ranks without the name count nothing, or sync_dist=False"
         is_before_backward, key = hook == "training_step", f"self.log({name!r})"
-        self._meet(f"{hook} {name}", key=key, rule=rule, fix=fix, is_before_backward=is_before_backward)
+        self._meet(f"log {name!r} in {hook}", key=key, rule=rule, fix=fix, is_before_backward=is_before_backward)
 
     def _meet(self, what: str, *, key: str, rule: str, fix: str, value: Any = None, **options: bool) -> None:
         if not self.meeting:
             return
         try:
-            self.meeting.compare(what, self.host_group, **options)
+            self.meeting.compare(what, self._meeting_group, **options)
         except Absent as absent:
             raise ConfigError(key, value, f"{rule} (another rank: {absent})", fix, only_this_rank=True) from None

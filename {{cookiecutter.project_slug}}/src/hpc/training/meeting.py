@@ -15,6 +15,7 @@ POLL_SECONDS = 0.05
 MAX_TURNS = 5  # exchanges, one a second, for which a rank may communicate for another purpose while one waits
 QUICK_SECONDS = 1.0  # for which nothing is asked
 SPIN_SECONDS = 0.002
+MAX_LETTERS = 200
 
 
 class Absent(Exception):
@@ -39,6 +40,7 @@ class Meeting:
         """Wait until all ranks are about to do the same.
 
         Args:
+            what: a verb and its object.
             group: of all ranks, on the host.
             is_before_backward: a rank in the backward of the same step has then gone on; else it may be slow.
             is_patient: a rank has only gone on when it has begun a later step.
@@ -57,7 +59,10 @@ class Meeting:
         except RuntimeError:
             raise Absent("communicates for another purpose") from None
         if of_ranks[0] != -of_ranks[1]:
-            raise Absent("is about to do another thing")
+            others: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(others, what, group=group)
+            another = next((other for other in others if other != what), "the same, in another step")
+            raise Absent(f"is about to {another[:MAX_LETTERS]}")
 
     def exchange(self, store: Any) -> None:
         """Answer ranks that wait for this one, if it has gone on without them. Called about once a second."""
