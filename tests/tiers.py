@@ -22,7 +22,6 @@ LONG = [
     "hpc/plan/test_plan.py::test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered[[]gpt_tiny]",
     "hpc/plan/test_plan.py::test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered[[]resnet18]",
     "hpc/resume/test_resume.py::test_what_has_a_state_keeps_it[[]finetuning, where the optimizer has what is frozen]",
-    "hpc/resume/test_resume_exact.py::test_a_run_that_is_stopped_ends_as_one_that_is_not[[]values that the Trainer shows]",
     "hpc/training/test_compiled.py::test_blocks_are_compiled_under_every_strategy[[]ddp]",
     "hpc/verbs/test_train.py::test_the_text_experiment_learns",
     "test_fork.py::test_the_tests_of_a_fork_pass_and_test_what_was_added[[]all]",
