@@ -51,7 +51,7 @@ test: system env lint
 soak: system env
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "soak and not long"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "soak and not long"
-	.venv/bin/python tests/chaos.py --faults 6 --seed 2
+	.venv/bin/python tests/chaos.py --faults 4 --seed 2
 	.venv/bin/python tests/drawn_runs.py --count 16 --seed 2
 
 long: system env
