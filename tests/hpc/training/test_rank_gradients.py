@@ -28,6 +28,15 @@ class Scaled(Small):
         self.scale.grad.clamp_(-0.01, 0.01)
 
 
+class Adapting(Small):
+    """Computes gradients in an evaluation, too."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if not self.automatic_optimization:
+            with torch.enable_grad():
+                self.manual_backward(self(batch[0]).square().mean())
+
+
 class Searched(Small):
     """Is trained by an optimizer that searches along a line, and leaves a part unused."""
 
@@ -61,4 +70,8 @@ def differences(rank: int) -> list[str]:
                 for name, value in ends.items()
                 if (value - expected_ends[name]).abs().max() > TOLERANCE
             ]
+        if make is Scaled:
+            adapting = train(rank, "ddp", Adapting(), inference_mode=False)
+            adapting.lightning_module.automatic_optimization = False
+            adapting.validate(adapting.lightning_module, adapting.val_dataloaders)
     return wrong

@@ -187,3 +187,28 @@ def test_gathering_where_a_rank_has_no_batch_is_told(start: Callable[..., str], 
         start(tmp_path / hook, 2, words, patch=GATHERS.format(hook=hook))
     said = start(tmp_path / "run", 2, words, patch=GATHERS.format(hook="on_validation_batch_end"), code=ANY)
     assert "self.all_gather: All ranks must gather together" in said and "in the step itself" in said
+
+
+# A rank's weights are moved and moved back, which rounds the last digits; the heads are those of HEADS.
+ROUNDED = """
+from my_research.module import Classifier
+
+def on_train_batch_end(self, *args):
+    self.network.head.weight.data.mul_(1 + 1e-14 * self.global_rank)
+
+Classifier.on_train_batch_end = on_train_batch_end
+"""
+AS_TORCH_SAYS = """
+def on_fit_start(self):
+    self.set_reduce_scatter_unused_params(True)
+
+Classifier.on_fit_start = on_fit_start
+"""
+
+
+@pytest.mark.slow
+def test_what_is_right_is_not_told(start: Callable[..., str], tmp_path: Path) -> None:
+    words = [*WORDS, "strategy=ddp", "trainer.max_steps=3"]
+    start(tmp_path / "rounded", 2, words, patch=ROUNDED)
+    words[-2] = "strategy=fsdp"
+    start(tmp_path / "heads", 2, words, patch=HEADS + AS_TORCH_SAYS)

@@ -1,10 +1,12 @@
 """Check that DDP trains modules whose steps leave out parameters, and looks for these only where there are any."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
+from test_resume import assert_same
 
 # A module with a part that no step uses.
 UNUSED = """
@@ -47,6 +49,15 @@ def on_train_end(self):
 
 Classifier.on_train_end = on_train_end
 """
+SYNCS = """
+step = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    print("SYNCS", batch_idx, self.trainer.model.require_backward_grad_sync, flush=True)
+    return step(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
 WORDS = [
     "trainer.accelerator=cpu",
     "trainer.devices=2",
@@ -88,3 +99,17 @@ def test_what_one_rank_leaves_unused_in_a_later_step_is_told(start: Callable[...
     assert "ConfigError: model=beside.weight, beside.bias: With strategy=ddp, each step must use all parameters" in said
     fix = said.partition("  Try: ")[2].split()[0]
     start(tmp_path / "other", 2, [*WORDS, fix], patch=patch)
+
+
+@pytest.mark.slow
+def test_ddp_that_looks_for_unused_parameters_sums_accumulated_batches_once(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    """Check that no batch but the last of a step is summed over ranks: a resumed run would round otherwise."""
+    words = [*WORDS, "trainer.accumulate_grad_batches=2"]
+    said = start(tmp_path / "reference", 2, words, patch=UNUSED + SYNCS)
+    summed = {int(batch) for batch, is_summed in re.findall(r"SYNCS (\d) (\w+)", said) if is_summed == "True"}
+    assert summed == {3, 5, 7}  # the first step shows which parameters are unused, and is summed otherwise
+    start(tmp_path / "run", 2, words, stop_at=1, patch=UNUSED)
+    start(tmp_path / "run", 2, [], patch=UNUSED)
+    assert_same(tmp_path / "run", tmp_path / "reference")

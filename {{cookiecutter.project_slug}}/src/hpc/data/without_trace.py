@@ -42,7 +42,9 @@ def logged_without_weight(module: Any) -> Iterator[None]:
 
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         is_sum = kwargs.get("reduce_fx") in ("sum", torch.sum)
-        own_log(name, value * 0 if is_sum else value, *args, **kwargs | {"batch_size": 0})
+        own_log(
+            name, torch.zeros_like(torch.as_tensor(value)) if is_sum else value, *args, **kwargs | {"batch_size": 0}
+        )
 
     own_log = module.log
     with patch.object(module, "log", log):  # log_dict calls it

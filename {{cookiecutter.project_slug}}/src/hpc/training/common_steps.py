@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from hpc.config.errors import ConfigError
 from hpc.training.meeting import Absent, Meeting
@@ -19,11 +20,6 @@ class MeetsOtherRanks:
     meeting: Meeting | None = None
     _meeting_group: Any = None  # one of its own: what ranks do elsewhere must not be taken for coming here
 
-    def setup(self, trainer: Any) -> None:
-        if self.meeting and not self._meeting_group:
-            self._meeting_group = dist.new_group(backend="gloo")
-        super().setup(trainer)  # type: ignore[misc]
-
     def process_dataloader(self, dataloader: object) -> object:
         self.meet_after_steps()
         return super().process_dataloader(dataloader)  # type: ignore[misc]
@@ -32,10 +28,10 @@ class MeetsOtherRanks:
         self.meet_after_steps()
         super().on_validation_start()  # type: ignore[misc]
 
-    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
-        if self.lightning_module.trainer.evaluating:
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
+        if self.lightning_module.trainer.evaluating and group in (None, dist.group.WORLD):
             self._meet_to_gather()
-        return super().all_gather(*args, **kwargs)  # type: ignore[misc]
+        return super().all_gather(tensor, group, sync_grads)  # type: ignore[misc]
 
     def _meet_to_gather(self) -> None:
         """Meet in an evaluation. Raises `ConfigError` if another rank has no batch left: it calls no hook of one."""
@@ -57,10 +53,16 @@ class MeetsOtherRanks:
 
     def meet_to_wrap(self) -> None:
         """Meet before DDP is made anew. Raises `ConfigError` if some rank goes on, or has frozen other parameters."""
-        trained = [name for name, parameter in self.lightning_module.named_parameters() if parameter.requires_grad]
+        frozen = [name for name, parameter in self.lightning_module.named_parameters() if not parameter.requires_grad]
         rule = "With strategy=ddp all ranks must freeze and release the same parameters before the same step"
         fix = "requires_grad_ by what all ranks know, such as self.trainer.global_step"
-        self._meet(f"train {', '.join(trained)}", key="model", rule=rule, fix=fix, is_before_backward=True)
+        self._meet(
+            f"freeze {len(frozen)} parameters {', '.join(frozen)}",
+            key="model",
+            rule=rule,
+            fix=fix,
+            is_before_backward=True,
+        )
 
     def meet_to_read(self) -> None:
         """Meet before a number of a sharded tensor is read. Raises `ConfigError` if another rank reads none."""
@@ -89,12 +91,15 @@ class MeetsOtherRanks:
         rule = "With sync_dist=True and on_step=True, which is the default in training_step, all ranks must log a name "
         rule += "in the same step"
         fix = "on_step=False, on_epoch=True, for which ranks without the name count nothing, or sync_dist=False"
-        is_before_backward, key = hook == "training_step", f"self.log({name!r})"
+        # A module that optimizes by itself may log after its backward, in which another rank is still.
+        is_before_backward = hook == "training_step" and self.lightning_module.automatic_optimization
+        key = f"self.log({name!r})"
         self._meet(f"log {name!r} in {hook}", key=key, rule=rule, fix=fix, is_before_backward=is_before_backward)
 
     def _meet(self, what: str, *, key: str, rule: str, fix: str, value: Any = None, **options: bool) -> None:
         if not self.meeting:
             return
+        self._meeting_group = self._meeting_group or dist.new_group(backend="gloo")
         try:
             self.meeting.compare(what, self._meeting_group, **options)
         except Absent as absent:

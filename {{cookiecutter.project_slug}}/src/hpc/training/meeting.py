@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hpc.run import stacks
 
 POLL_SECONDS = 0.05
+STORE_SECONDS = 0.5  # between two questions to the store, which all ranks ask
 MAX_TURNS = 5  # exchanges, one a second, for which a rank may communicate for another purpose while one waits
 QUICK_SECONDS = 1.0  # for which nothing is asked
 SPIN_SECONDS = 0.002
@@ -53,15 +54,12 @@ class Meeting:
         of_ranks = torch.tensor([checksum, -checksum])
         work: Any = dist.all_reduce(of_ranks, dist.ReduceOp.MAX, group=group, async_op=True)
         asked = f"{self.num_steps} {int(is_before_backward)} {int(is_patient)}"
-        try:
-            self._wait_for(work.is_completed, asked)
-            work.wait()
-        except RuntimeError:
-            raise Absent("communicates for another purpose") from None
+        self._wait_for(work.is_completed, asked)
+        work.wait()
         if of_ranks[0] != -of_ranks[1]:
             others: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(others, what, group=group)
-            another = next((other for other in others if other != what), "the same, in another step")
+            another = next((other for other in others if other != what), "do the same, in another step")
             raise Absent(f"is about to {another[:MAX_LETTERS]}")
 
     def exchange(self, store: Any) -> None:
@@ -81,13 +79,14 @@ class Meeting:
 
     def _wait_for(self, is_over: Callable[[], bool], asked: str) -> None:
         """Wait until a communication is over, which it is in less than a second if all ranks come. Raises `Absent`."""
-        begin, key = time.monotonic(), f"meeting/{self._num_meetings}"
+        begin, key, next_poll = time.monotonic(), f"meeting/{self._num_meetings}", QUICK_SECONDS
         while not is_over():
             waited = time.monotonic() - begin
-            if waited <= QUICK_SECONDS:
-                time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS)
+            time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS if waited < QUICK_SECONDS else POLL_SECONDS)
+            if waited < next_poll:
                 continue
-            self._store.set(f"{key}/asked", asked)
+            if next_poll == QUICK_SECONDS:
+                self._store.set(f"{key}/asked", asked)
             if self._store.check([f"{key}/elsewhere"]):
                 raise Absent(self._store.get(f"{key}/elsewhere").decode())
-            time.sleep(POLL_SECONDS)
+            next_poll = waited + STORE_SECONDS

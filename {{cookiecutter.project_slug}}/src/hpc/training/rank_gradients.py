@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import LBFGS
 
@@ -34,7 +35,10 @@ class CompletesGradients:
 
         def mean_loss() -> Any:
             loss = closure()
-            return loss if loss is None else self.reduce(loss.detach() * self.share)  # type: ignore[attr-defined]
+            if loss is None:
+                return None
+            tensor = torch.as_tensor(loss, device=self.lightning_module.device).detach()  # it may be a number
+            return self.reduce(tensor * self.share)  # type: ignore[attr-defined]
 
         reads_loss = isinstance(optimizer, LBFGS)
         return super().optimizer_step(optimizer, mean_loss if reads_loss else closure, *args, **kwargs)  # type: ignore[misc]

@@ -117,8 +117,11 @@ class WatchedParameter:
             self._free()
 
     @property
-    def has_gradient(self) -> bool:
+    def is_reduced(self) -> bool:
+        """Whether FSDP is about to average its gradient, or zeros, as the module may ask of it."""
         whole = getattr(self.parameter, "_unsharded_param", None)
+        if whole is not None and getattr(self.group, "reduce_scatter_unused_params", False):
+            return whole.requires_grad
         return self.parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
 
     @property
@@ -222,7 +225,7 @@ def _watch_group(group: Any, note: Callable[..., None]) -> None:
             parameter.keep_replacement()
 
     def note_and_reduce(*args: Any) -> None:
-        trained = [number for number, one in enumerate(watched) if one.has_gradient] if group.reduce_grads else []
+        trained = [number for number, one in enumerate(watched) if one.is_reduced] if group.reduce_grads else []
         if trained:
             note("reduced", trained)
         post_backward(*args)

@@ -6,10 +6,12 @@ file.
 
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -43,8 +45,12 @@ def complete_dtensor(meet_to_read: Callable[[], None]) -> None:
 
     def read_scalar(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the number that all ranks' shards give together; torch returns this rank's part of a norm."""
-        meet_to_read()
-        return args[0].full_tensor().item()
+        tensor = args[0]
+        is_replicated = all(placement.is_replicate() for placement in tensor.placements)
+        is_of_all = tensor.device_mesh.size() == dist.get_world_size()
+        if is_of_all and not is_replicated and not _is_read_by_optimizer():
+            meet_to_read()
+        return tensor.full_tensor().item()
 
     DTensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
     DTensor.__reduce_ex__ = _reject_pickling  # type: ignore[method-assign]
@@ -80,6 +86,14 @@ def shard_like(shard: DTensor, value: Tensor) -> DTensor:
     if isinstance(value, DTensor):
         return value if value.placements == shard.placements else value.redistribute(placements=shard.placements)
     return distribute_tensor(value.detach(), shard.device_mesh, shard.placements, src_data_rank=None)
+
+
+def _is_read_by_optimizer() -> bool:
+    """Return whether an optimizer of torch reads a number: all ranks call it, and it may read one of each parameter."""
+    frame = sys._getframe(1)
+    while frame.f_back and (frame.f_code.co_filename == __file__ or "/torch/distributed/" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return "/torch/optim/" in frame.f_code.co_filename
 
 
 def _draw_whole(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:

@@ -46,8 +46,8 @@ class FindsUnusedParameters:
         super().configure_ddp()  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self.unused and not self.model.find_unused_parameters and "find_unused_parameters" not in self._ddp_kwargs:
-            self._wrap_again()  # an earlier step, or an earlier call of this step's closure, has left some unused
+        if self.model.require_backward_grad_sync:  # of batches that are accumulated, DDP would reduce this one alone
+            self._wrap_to_look()  # an earlier call of this step's closure may have left some unused
         self._is_first_step = self.unused is None and self.model.require_backward_grad_sync
         if not self._is_first_step:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
@@ -64,7 +64,7 @@ class FindsUnusedParameters:
             unused = self.average_gradients({**dict(self.lightning_module.named_parameters()), **self._trained})
             self.unused = [name for name in self._trained if name in unused]
             self._trained = {}
-        elif self.model.require_backward_grad_sync:
+        elif getattr(self.model, "require_backward_grad_sync", False):  # there is no DDP in an evaluation
             self._reject_unfinished()
         super().complete_gradients()  # type: ignore[misc]
 
@@ -73,12 +73,24 @@ class FindsUnusedParameters:
         try:
             self.model._check_reducer_finalized()
         except RuntimeError:
+            if self.model.find_unused_parameters:
+                raise
             named = self.lightning_module.named_parameters()
             names = [name for name, p in named if p.requires_grad and p.grad is None]
             rule = "With strategy=ddp, each step must use all parameters that the first step has used, on all ranks; "
             rule += "on this rank it has left some unused"
             fix = "+strategy.lightning.find_unused_parameters=true"
             raise ConfigError("model", join_names(names) or None, rule, fix, only_this_rank=True) from None
+
+    def before_step(self) -> None:
+        super().before_step()  # type: ignore[misc]
+        self._wrap_to_look()
+
+    def _wrap_to_look(self) -> None:
+        """Wrap the module anew if the first step has left parameters unused, for which DDP does not look yet."""
+        is_configured = self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}
+        if self.unused and not is_configured and not self.model.find_unused_parameters:
+            self._wrap_again()
 
     def unused_to_save(self) -> list[str] | None:
         """Return `unused` for a resumed run, which also wraps what was put in the place of wrapped parameters."""
