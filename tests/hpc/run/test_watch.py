@@ -25,7 +25,7 @@ from hpc.run.peers import Peers
 pytestmark = pytest.mark.slow
 
 STACK = "(most recent call first)"
-SOON = 8  # seconds; a rank may take three of them to report its error, and the machine may be busy
+SOON = 25  # seconds; a rank may take three of them to report its error, and the machine may be busy; a hang takes 60
 BEGIN = f"""
 import sys
 sys.path.insert(0, {str(PROJECT / "src")!r})
