@@ -3,9 +3,9 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from test_resume import COMMON, assert_same
@@ -65,7 +65,7 @@ def has_manifest(path: Path) -> bool:
 )
 def test_what_would_harm_the_run_is_rejected(options: dict[str, Any], rule: str, tmp_path: Path) -> None:
     options = {key: tmp_path / "checkpoints" if key == "dirpath" else value for key, value in options.items()}
-    trainer: Any = SimpleNamespace(callbacks=[ModelCheckpoint(**options)])
+    trainer = L.Trainer(accelerator="cpu", logger=False, callbacks=[ModelCheckpoint(**options)])
     with pytest.raises(ConfigError, match=rule):
         unsupported.check_model_checkpoints(trainer, tmp_path)
 
