@@ -1,8 +1,8 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make pictures   the README's pictures of the report and of TensorBoard, from the run of `make demo`
-# make test    what decides whether the product works, in at most 20 minutes on two cores
-# make soak    more of each kind: every strategy on nodes, every failure, and drawn runs; about 50 minutes
-# make long    the rest of these kinds, about a quarter of an hour
+# make test    what decides whether the product works; README.md says how long each of these takes
+# make soak    more of each kind: every strategy on nodes, every failure, and drawn runs
+# make long    the rest of these kinds, for which CI has no time
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
 # make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
