@@ -18,8 +18,9 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 CONSTRAINTS := {{cookiecutter.project_slug}}/constraints.txt
-HPC := {{cookiecutter.project_slug}}/src/hpc
 PROJECT := my-research# the default slug in cookiecutter.json
+# A project baked here uses the library as it is here.
+export HPC_ML_FOLDER := $(CURDIR)
 BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-dir
 
 PY ?= python3
@@ -93,10 +94,7 @@ check: system env lint
 lint:
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
-	@# A cache in there would be part of the next bake.
-	.venv/bin/python -m ruff check --no-cache '$(HPC)'
-	.venv/bin/python -m ruff format --check --no-cache '$(HPC)'
-	PYTHONPATH='$(CURDIR)/$(HPC)/..' .venv/bin/lint-imports --no-logo
+	.venv/bin/lint-imports --no-logo
 
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache

@@ -4,6 +4,7 @@ For a machine without cookiecutter, make one elsewhere and copy it: python bench
 """
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -166,4 +167,6 @@ def rank_commands(command: Command, num_ranks: int) -> list[Command]:
 
 
 if __name__ == "__main__":
-    print(make_project(Path(sys.argv[1])))
+    made = make_project(Path(sys.argv[1]))
+    shutil.copytree(HERE.parent / "src" / "hpc", made / "src" / "hpc")  # elsewhere the library is not installed
+    print(made)

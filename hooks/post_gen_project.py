@@ -1,4 +1,4 @@
-"""Note in .cruft.json which commit of the template the project is from, and print the next commands."""
+"""Pin the library to the commit of the template, note that commit in .cruft.json, and print the next commands."""
 
 import json
 import os
@@ -7,15 +7,23 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 # The folder in which cookiecutter was called. The hook itself runs in the new project.
 CALLER = os.environ.get("PWD", "")
+# A folder whose library the project uses, in place of the template's address: for tests of the template itself.
+FOLDER = os.environ.get("HPC_ML_FOLDER", "")
 
 COMMIT_UNKNOWN = """
 `cruft update` cannot update this project: git gives no commit or no address of the template {template}.
-To link it to a repository later, type this command in the project, and give the same answers as now:
-  cruft link https://github.com/org/hpc-ml-template --checkout v{version}
+"""
+FOLDER_ONLY = """
+The library hpc-ml is used from the folder {folder}, as it is there: elsewhere
+this project cannot be installed. Once the template has an address, type the first line in the project, with
+the same answers as now, and write the second into pyproject.toml:
+  cruft link ADDRESS --checkout {commit}
+  "hpc-ml[deepspeed,search] @ git+ADDRESS@{commit}",
 """
 UNCOMMITTED = """
 The template has uncommitted changes. `cruft update` will treat them as your own changes.
@@ -23,37 +31,94 @@ The template has uncommitted changes. `cruft update` will treat them as your own
 
 
 def main():
-    """Write .cruft.json, unless cruft itself bakes, and print what to do next."""
-    if "_commit" in ANSWERS:
-        return  # cruft writes the file; it also bakes in temporary folders, to compare them
+    """Write the pin, and .cruft.json unless cruft itself bakes, and print what to do next."""
+    if "_commit" in ANSWERS:  # cruft writes the file; it also bakes in temporary folders, to compare them
+        write_pin(pin(ANSWERS["_template"], ANSWERS["_commit"]))
+        return
     sys.stdout.reconfigure(errors="backslashreplace")  # a path that the terminal cannot show must not fail the bake
-    note = write_link()
+    template, commit, changes = find_template()
+    write_pin(pin(template, commit))
+    if commit:
+        write_link(template, commit)
+    is_folder = commit and os.path.isdir(template) and not FOLDER
+    notes = [FOLDER_ONLY.format(folder=template, commit=commit)] * bool(is_folder) + [UNCOMMITTED] * bool(changes)
+    note = "".join(notes) if commit else COMMIT_UNKNOWN.format(template=ANSWERS["_template"])
     project = Path.cwd()
     path = os.path.relpath(project, CALLER) if CALLER and project.is_relative_to(CALLER) else str(project)
     print(f"{note}\nNext:\n  cd {shlex.quote(path)}\n  source env.sh\n  python train.py\n")
 
 
-def write_link():
-    """Write .cruft.json as `cruft create` does. Return a note on what `cruft update` cannot know."""
+def find_template():
+    """Return the template's address, or its folder; its commit, None if git does not know; and what has changed in it.
+
+    A clone that is as its origin has it, says git without asking the network, is used by the address of the origin.
+    """
     folder = os.path.abspath(os.path.join(CALLER, ANSWERS["_repo_dir"]))
     is_local = ANSWERS["_template"] == ANSWERS["_repo_dir"]  # a folder was given; otherwise it is a clone
     try:
         ask_git(folder, "rev-parse", "--verify", "HEAD:cookiecutter.json")  # it is a template, and in git
-        address = folder if is_local else ask_git(folder, "config", "remote.origin.url")
-        commit = ask_git(folder, "rev-parse", "HEAD")
-        changes = ask_git(folder, "status", "--porcelain")
+        commit, changes = ask_git(folder, "rev-parse", "HEAD"), ask_git(folder, "status", "--porcelain")
+        if not is_local:
+            return without_secrets(ask_git(folder, "config", "remote.origin.url")), commit, changes
     except (OSError, subprocess.CalledProcessError):
-        (version,) = re.findall('__version__ = "(.+)"', Path("src/hpc/__init__.py").read_text(encoding="utf-8"))
-        return COMMIT_UNKNOWN.format(template=ANSWERS["_template"], version=version)
+        return folder, None, ""
+    try:
+        origin = ask_git(folder, "config", "remote.origin.url")
+        is_published = re.match(r"https?://|ssh://|[\w.-]+@[\w.-]+:", origin) and not changes
+        if (
+            is_published
+            and ask_git(folder, "branch", "--remotes", "--contains", "HEAD", "--list", "origin/*")
+            and not FOLDER
+        ):
+            return without_secrets(origin), commit, ""
+    except subprocess.CalledProcessError:  # it has no origin
+        pass
+    return folder, commit, changes
+
+
+def without_secrets(address):
+    """Return an address without user and password; ssh needs the user."""
+    return re.sub(
+        r"^((?:git\+)?ssh://[^/@:]*):[^/@]*@", r"\1@", re.sub(r"^((?:git\+)?https?://)[^/]*@", r"\1", address)
+    )
+
+
+def pin(template, commit):
+    """Return the address of the library at a commit of the template, as pip and uv take it.
+
+    A folder stands for the library as it is there, at any commit.
+    """
+    if FOLDER:
+        return Path(FOLDER).as_uri()
+    address = re.sub(r"^git\+", "", without_secrets(template))
+    if scp := re.fullmatch(r"([\w.-]+@[\w.-]+):(?!//)(.+)", address):
+        address = f"ssh://{scp[1]}/{scp[2]}"
+    if "://" not in address:
+        folder = os.path.abspath(address)
+        if os.path.exists(os.path.join(folder, "cookiecutter.json")):
+            return Path(folder).as_uri()
+        address = f"file://{quote(folder)}"  # a bare repository
+    address = re.sub("^file:///", "file://localhost/", address)  # pip 23 takes no other form
+    return f"git+{address}@{commit}"
+
+
+def write_pin(address):
+    file = Path("pyproject.toml")
+    text = file.read_text(encoding="utf-8")
+    assert text.count(" @ ADDRESS") == 1
+    file.write_text(text.replace(" @ ADDRESS", f" @ {address}"), encoding="utf-8")
+
+
+def write_link(template, commit):
+    """Write .cruft.json as `cruft create` does."""
     link = {
-        "template": re.sub("^(https?://)[^/]*@", r"\1", address),  # without user and password
+        "template": template,
         "commit": commit,
         "checkout": ANSWERS["_checkout"],
         "context": {"cookiecutter": {key: value for key, value in ANSWERS.items() if not key.startswith("_")}},
         "directory": None,
     }
     Path(".cruft.json").write_text(json.dumps(link, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return UNCOMMITTED if changes else ""
 
 
 def ask_git(folder, *arguments):

@@ -2,6 +2,7 @@
 
 import json
 import keyword
+import os
 import re
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ GPL-3.0-or-later ISC LGPL-2.1-only LGPL-2.1-or-later LGPL-3.0-only LGPL-3.0-or-l
 NCSA OSL-3.0 UPL-1.0 Unlicense Zlib
 """
 
-# The files of configs/cluster and src/hpc/jobs/cluster. They are listed here, as are the libraries below, because cruft
+# The files of configs/cluster. They are listed here, as are the libraries below, because cruft
 # does not tell a hook where the template is. Tests compare both lists with the files.
 CLUSTERS = """
 berzelius clariden dardel delta finisterrae3 frontier jupiter jureca_dc juwels_booster karolina leonardo local lumi_g
@@ -63,10 +64,24 @@ STANDARD_MODULES |= set(getattr(sys, "stdlib_module_names", ()))
 def main():
     """Check all answers. If some are rejected, print a message for each, and exit with 1."""
     checks = (check_text, check_slug, check_package, check_license, check_cluster, check_account)
-    messages = [message for check in checks for message in check()]
+    messages = [message for check in (check_template, *checks) for message in check()]
     if messages:
         remove_folders()
         sys.exit("\n".join(["Nothing was generated:", *messages]))
+
+
+def check_template():
+    """Reject a template from which the project could not be installed or updated. cruft does not tell where it is."""
+    template, folder = ANSWERS.get("_template", ""), ANSWERS.get("_repo_dir")
+    if template.endswith(".zip"):
+        yield rejection("template", template, "must not be an archive", "unzip it, and give the folder")
+    elif folder and folder == template:
+        if ANSWERS.get("_checkout"):
+            rule = "must not be a folder together with --checkout, which has no effect there"
+            yield rejection("template", template, rule, "check that version out in the folder, without --checkout")
+        if not (Path(os.environ.get("PWD", "")) / folder / "cookiecutter.json").is_file():
+            rule = f"must be a folder with a cookiecutter.json, seen from {os.environ.get('PWD')}"
+            yield rejection("template", template, rule, "the absolute path of the folder")
 
 
 def check_text():
@@ -99,7 +114,7 @@ def check_package():
     elif keyword.iskeyword(name) or name in getattr(keyword, "softkwlist", ()):
         rule = "must not be a keyword of Python"
     elif name == "hpc":
-        rule = "must not be the name of the template's own package, which lies beside yours in src/"
+        rule = "must not be the name of the library that runs the project"
     elif name in STANDARD_MODULES:
         rule = "must not be the name of a module of Python's standard library, which it would hide"
     elif name in PROJECT_NAMES.split():
@@ -125,7 +140,7 @@ def check_license():
 def check_cluster():
     name = ANSWERS["cluster"]
     if name not in CLUSTERS.split():
-        fix = "cluster=local, then add configs/cluster/NAME.yaml to the project, like those in src/hpc/jobs/cluster"
+        fix = "cluster=local, then add configs/cluster/NAME.yaml to the project, like those there"
         yield rejection("cluster", name, f"must be one of {', '.join(CLUSTERS.split())}", fix)
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ REPO = Path(__file__).resolve().parents[1]
 # Beside the sources bytecode would differ between bakes, and without it each process would compile hpc anew.
 os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["HPC_ML_FOLDER"] = str(REPO)  # projects use the library as it is here, which is installed
 
 # Valid answers that break every place where quoting is missing.
 AWKWARD = {
@@ -118,6 +120,13 @@ def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
         )
 
     return run
+
+
+def library_requirements() -> list[str]:
+    """Return the requirements of the library, in the order and the form of an installation's metadata."""
+    table = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [f"{text}; extra == '{name}'" for name, texts in table["optional-dependencies"].items() for text in texts]
+    return [*table["dependencies"], *extras]
 
 
 def environment() -> dict[str, str]:

@@ -178,7 +178,9 @@ def script(text: str, ground: Any, environ: dict[str, str], project: Path) -> st
         return ""  # --cfg, --help
     if subprocess.run([BASH, "-n", str(file)], capture_output=True).returncode or "--uid" in text.replace("\\n", ""):
         return "damaged script"
-    (ground.open / "stubs").write_text(STUBS.replace("JOBS", shlex.quote(str(project / "src/hpc/jobs"))))
+    (ground.open / "stubs").write_text(
+        STUBS.replace("JOBS", shlex.quote(str(Path(__file__).resolve().parents[1] / "src/hpc/jobs")))
+    )
     (ground.open / "nodes").write_text("n1\n")
     sound = {
         "PATH": "/usr/bin:/bin",

@@ -92,14 +92,13 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     (run_dir / "code").mkdir()
     (run_dir / "code/train.py").write_text("")
     shutil.copytree(
-        project / "src/hpc/jobs", run_dir / "code/src/hpc/jobs"
+        Path(__file__).resolve().parents[1] / "src/hpc/jobs", run_dir / "code/src/hpc/jobs"
     )  # the file that the job script of a moved run sources
     for library in LIBRARIES:
         importlib.import_module(library)
     for module in MODULES:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
-    shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
     from hpc.config import compose, conversion
 
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))

@@ -135,7 +135,7 @@ REJECTED = [
     ({"package_name": "sklearn"}, "name of a library"),
     ({"package_name": "pil"}, "name of a library"),
     ({"package_name": "tests"}, "file or folder of the project"),
-    ({"package_name": "hpc"}, "the template's own package"),
+    ({"package_name": "hpc"}, "the library that runs"),
     ({"package_name": "train"}, "file or folder of the project"),
     ({"package_name": "_private"}, "package_name=private"),
     ({"package_name": "überbau"}, "must be lower-case words"),
@@ -206,8 +206,7 @@ def load_hook(template: Path) -> dict:
 
 @pytest.mark.slow
 def test_every_cluster_of_the_template_can_be_answered(template, bake):
-    folders = ("configs/cluster", "src/hpc/jobs/cluster")
-    files = [path for folder in folders for path in template.glob(f"*/{folder}/*.yaml") if path.stem != "base"]
+    files = list(template.glob("*/configs/cluster/*.yaml"))
     assert {"local", "slurm", "leonardo"} < {path.stem for path in files}
     assert sorted(path.stem for path in files) == load_hook(template)["CLUSTERS"].split()
     for file in files:
@@ -217,10 +216,9 @@ def test_every_cluster_of_the_template_can_be_answered(template, bake):
 
 def test_of_the_shipped_clusters_nothing_is_rendered(template, awkward_project):
     """Check that the shipped cluster files contain no answers, as an update renews these files."""
-    (shipped,) = template.glob("*/src/hpc/jobs/cluster")
+    (shipped,) = template.glob("*/configs/cluster")
     for file in shipped.iterdir():
-        assert (awkward_project / "src/hpc/jobs/cluster" / file.name).read_bytes() == file.read_bytes()
-    assert [file.name for file in (awkward_project / "configs" / "cluster").iterdir()] == ["local.yaml"]
+        assert (awkward_project / "configs" / "cluster" / file.name).read_bytes() == file.read_bytes()
     assert AWKWARD["account"] in (awkward_project / "configs" / "account.yaml").read_text()
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from conftest import NOTES, REPO, environment
 
-SOURCES = REPO / "{{cookiecutter.project_slug}}" / "src" / "hpc"
-
 
 @pytest.mark.parametrize("arguments", [["check"], ["format", "--check", "--diff"]], ids=["lint", "format"])
 def test_ruff_is_clean(arguments, project, run):
@@ -17,18 +15,10 @@ def test_ruff_is_clean(arguments, project, run):
     assert done.returncode == 0, done.stdout
 
 
-def test_hpc_is_the_same_in_every_fork(project, awkward_project):
-    """Check that answers do not change hpc, so that updates can replace it and tests of the template cover it."""
-    trees = [project / "src/hpc", awkward_project / "src/hpc", SOURCES]
-    contents = [
-        {
-            path.relative_to(tree): path.read_bytes()
-            for path in tree.rglob("*")
-            if path.is_file() and path.suffix != ".pyc"
-        }
-        for tree in trees
-    ]
-    assert contents[0] == contents[1] == contents[2]
+@pytest.mark.slow
+def test_types_of_the_library_are_right(run):
+    done = run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable], REPO)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.soak

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conftest import REPO
 from slurm_nodes import ENDED, Slurm
 from slurm_project import wait_for
 
@@ -136,7 +137,7 @@ class Run:
 @pytest.fixture(scope="module")
 def scripts(project, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("requeue")
-    (root / "src").symlink_to(project / "src")
+    (root / "src").symlink_to(REPO / "src")
     done = subprocess.run([sys.executable, "-c", WRITE, root], cwd=project, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return root

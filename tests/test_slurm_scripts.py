@@ -25,7 +25,9 @@ def desk(slurm, project, tmp_path_factory) -> Desk:
         (folder / "project" / name).write_text(text)
     small_environment(folder / "project", folder / "venv")
     desk = Desk(slurm, folder / "project")
-    desk.env["VENV"] = str(folder / "venv")
+    # The default place of an environment, which a requeued job must find from its copy of the code.
+    (folder / "project" / ".venv").symlink_to(folder / "venv")
+    del desk.env["VENV"]
     words = ["cluster=test", *QUIET, "trainer.devices=1", "trainer.max_steps=2"]
     done = desk.python("submit.py", "--render", "slurm", *words)
     assert done.returncode == 0, done.stderr
@@ -58,7 +60,7 @@ def test_what_a_script_says_goes_on(desk):
     """Check that the printed command resumes a killed run. It requeues the same job, as there is no job.sh."""
     text = (desk.project / "slurm" / "ddp.sbatch").read_text().replace("retries=3", "retries=1")
     script = desk.project / "slurm" / "killed.sbatch"
-    script.write_text(text.replace("train.py", "train.py callbacks.witness.fault=hold callbacks.witness.rank=0"))
+    script.write_text(text.replace('train.py"', 'train.py" callbacks.witness.fault=hold callbacks.witness.rank=0'))
     done = subprocess.run([*SUBMIT, str(script)], cwd=desk.project, env=desk.env, capture_output=True, text=True)
     job = done.stdout.strip()
     run_dir = desk.project / "runs" / f"digits_resnet_{job}"

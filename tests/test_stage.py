@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import environment
+from conftest import REPO, environment
 from slurm_project import FILES
 
 # Each rank writes its node and its Python's environment; then rank 0 writes the verdict that ends the job.
@@ -28,14 +28,15 @@ exec {tar} "$@"
 """
 
 
-def small_environment(project: Path, venv: Path) -> None:
+def small_environment(project: Path, venv: Path, library: Path = REPO) -> None:
     """Make a small virtual environment that env.sh accepts as complete. It uses the libraries of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     installed = Path(sysconfig.get_path("purelib"))
-    (venv / installed.relative_to(sys.prefix) / "borrowed.pth").write_text(f"{installed}\n")
+    (venv / installed.relative_to(sys.prefix) / "borrowed.pth").write_text(f"{installed}\n{library / 'src'}\n")
     (venv / "share").mkdir()
     shutil.copy(Path(sys.prefix) / "share" / "config-signatures.json", venv / "share")
-    files = [(project / name).read_text().rstrip("\n") for name in ("pyproject.toml", "constraints.txt")]
+    places = (project / "constraints.txt", project / "pyproject.toml", library / "pyproject.toml")
+    files = [place.read_text().rstrip() for place in places]
     (venv / ".complete-my-research").write_text("\n".join([str(venv), "pinned", *files]))
 
 
@@ -51,8 +52,8 @@ def staging(project, tmp_path) -> Path:
     keys = f"""\
 node_local: {tmp_path}/local/$SLURMD_NODENAME
 stage_env: true
-setup: ["PATH={tmp_path}/bin:$PATH"]
 """
+    (copy / "configs" / "cluster" / "test.sh").write_text(f"PATH={tmp_path}/bin:$PATH\n")
     (copy / "configs" / "cluster" / "test.yaml").write_text(FILES["configs/cluster/test.yaml"] + keys)
 
     small_environment(copy, tmp_path / "venv")

@@ -1,22 +1,16 @@
 """Train and test the network of the config, or do another task=: python train.py [group=choice] [key=value]"""
 
-import sys
-from pathlib import Path
 from typing import Any
 
-# Import src/ beside this file, never an installed copy: a job runs its own copy of the code.
-sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
+import env
 
-from hpc.run.interpreter import require_environment
-
-require_environment()
-
-from omegaconf import DictConfig
+env.use_library()  # src/ comes first on the path; without the environment, this says what to type
 
 from hpc.config.build import build, build_data
 from hpc.run import command_line, directory
 from hpc.run.program import RankProcess, rank_process
 from hpc.training.attempt import Attempt, run_attempt
+from omegaconf import DictConfig
 
 
 def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:

@@ -11,14 +11,15 @@ from pathlib import Path
 import fork
 import pytest
 
-import submit
 from hpc.config import errors, project
+from hpc.programs import submit
 from hpc.run import directory, installation, snapshot
-from hpc.submit import scheduler
+from hpc.submit import scheduler, scripts
 
 TOOLS = ["bash", "cat", "cp", "env", "git", "sleep"]
 STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
-SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]  # files that job scripts source, copied unchanged
+# Files that job scripts source, copied unchanged. The project has a library of its own, which is no more than these.
+SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]
 FILES = [
     *("train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"),
     *SOURCED,
@@ -78,7 +79,7 @@ class Desk:
         for tool in TOOLS:
             (self.bin / tool).symlink_to(next(p for f in os.get_exec_path() if (p := Path(f) / tool).exists()))
         for name in FILES + JUNK:
-            self.write(name, (fork.PROJECT / name).read_text() if name in SOURCED else f"# {name}\n")
+            self.write(name, (fork.REPO / name).read_text() if name in SOURCED else f"# {name}\n")
         self.write(".gitignore", "/runs/\n/outputs/\n__pycache__/\n")
         self.write("pyproject.toml", '[project]\nname = "my-project"\n')
         self.scheduler("echo 17")
@@ -93,6 +94,7 @@ class Desk:
         monkeypatch.setattr(sys, "prefix", str(self.venv))
         for module in (project, directory, snapshot):
             monkeypatch.setattr(module, "PROJECT", self.project)
+        monkeypatch.setattr(scripts, "LIBRARY", self.project / "src" / "hpc")
         monkeypatch.setattr(snapshot, "distributions", lambda: [])
         monkeypatch.chdir(folder)
         self.complete()

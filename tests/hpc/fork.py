@@ -1,4 +1,4 @@
-"""A fork for the tests of `hpc`: the sources of this repository, in place, beside a freshly baked project.
+"""A fork for the tests of `hpc`, which is tested in place: a freshly baked project.
 
 Each process imports this once. The first one makes the fork; its children find it in the environment.
 """
@@ -13,8 +13,7 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-TEMPLATE = REPO / "{{cookiecutter.project_slug}}"
-VARIABLE = "HPC_TESTS_PROJECT"
+VARIABLE = "HPC_PROJECT"  # as hpc reads it
 # A valid path with special characters, so that missing quotes make a test fail.
 ANSWERS = {
     "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",
@@ -28,7 +27,7 @@ HELPERS = ("cases.py", "ranks.py")  # programs that tests start, from the fork's
 
 
 def make() -> Path:
-    """Bake a project whose `src/hpc` links to the sources in this repository."""
+    """Bake a project that uses the library in this repository."""
     folder = Path(tempfile.mkdtemp(prefix="Ein Ordner für 'alles' "))
     atexit.register(remove, folder, os.getpid())
     settings = folder / "config.yaml"
@@ -36,10 +35,9 @@ def make() -> Path:
     options = ["--no-input", "--config-file", str(settings), "--output-dir", str(folder)]
     words = [f"{key}={value}" for key, value in ANSWERS.items()]
     command = [sys.executable, "-m", "cookiecutter", str(REPO), *options, *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    environ = os.environ | {"HPC_ML_FOLDER": str(REPO)}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
     project = folder / ANSWERS["project_slug"]
-    shutil.rmtree(project / "src" / "hpc")
-    (project / "src" / "hpc").symlink_to(TEMPLATE / "src" / "hpc")
     (project / "tests").mkdir(exist_ok=True)
     for name in HELPERS:
         (project / "tests" / name).symlink_to(Path(__file__).with_name(name))
@@ -52,14 +50,14 @@ def remove(folder: Path, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Beside the sources bytecode would be part of the next bake, and without it each process would compile hpc anew.
+# Without bytecode each process would compile hpc anew.
 sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: tests must not read this user's own cluster values
 PROJECT = Path(os.environ.get(VARIABLE) or make())
 os.environ[VARIABLE] = str(PROJECT)
-sys.path[:0] = [place for place in (str(PROJECT), str(PROJECT / "src")) if place not in sys.path]
+sys.path[:0] = [place for place in (str(PROJECT), str(PROJECT / "src"), str(REPO / "src")) if place not in sys.path]
 sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]  # tests share helpers
 
 from hpc.submit.scheduler import LEAKED_VARIABLES  # noqa: E402

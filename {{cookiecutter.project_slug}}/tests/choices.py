@@ -8,13 +8,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
-
 from hpc.config import preflight, signatures
 from hpc.config.build import build
 from hpc.config.compose import compose_overrides, config_groups
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
+from omegaconf import DictConfig, OmegaConf
 
 GROUPS = config_groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
 # A choice of the first group may need another choice of the second: a network for images needs images.

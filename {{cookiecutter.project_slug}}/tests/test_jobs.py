@@ -6,7 +6,6 @@ import subprocess
 import pytest
 from choices import GROUPS
 from conftest import command
-
 from hpc.config.compose import compose_overrides
 
 

@@ -6,9 +6,8 @@ from typing import Any
 import lightning as L
 import pytest
 from choices import EXPERIMENTS, compose_small_or_skip, load_batches
-from torch.utils.data import DataLoader
-
 from hpc.config.build import build
+from torch.utils.data import DataLoader
 
 METRIC, BOUND = "test/accuracy", 0.8  # of the default experiment after five epochs
 

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from choices import GROUPS, compose_choice, is_large
+from hpc.config.build import build
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor, nn
-
-from hpc.config.build import build
 
 pytestmark = pytest.mark.parametrize("model", GROUPS["model"])
 

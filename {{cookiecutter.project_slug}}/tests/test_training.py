@@ -12,11 +12,10 @@ import pytest
 import torch
 from choices import EXPERIMENTS, compose, compose_small_or_skip
 from conftest import command
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
-
 from hpc.checkpoint.trained import load
 from hpc.config.errors import ConfigError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
 pytestmark = pytest.mark.slow
 

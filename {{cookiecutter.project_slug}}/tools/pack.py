@@ -1,40 +1,15 @@
-"""Pack many small files into a large one, once, on a login node, before jobs train on it:
+"""Pack many small files into a large one, once, on a login node, before jobs train on it:"""
 
-  python tools/pack.py data.dir=FOLDER out=FILE.h5 [data.image_size=224]       images, decoded and resized
-  python tools/pack.py data.files=TEXT out=FILE.npy                            text, as bytes
-  python tools/pack.py data.files=TEXT out=FILE.npy tokenizer=tokenizer.json   as tokens
-  python tools/pack.py data.files=TEXT out=FILE.npy tokenizer=bpe data.vocab_size=32768    trains a tokenizer on TEXT
-  python tools/pack.py --verify FILE                                           compare a file with its checksums
-
-It uses all cores of the process (eight of them: taskset -c 0-7 python ...). After an interruption, the same command
-continues.
-"""
-
-import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from hpc.run.interpreter import require_environment
+import env
 
-require_environment()
+env.use_library()
 
-from hpc.config import errors
-from hpc.data import pack_command
-
-
-def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # file names need not be UTF-8
-    parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="out=, tokenizer=, and keys of configs/data")
-    parser.add_argument("--verify", metavar="FILE", help="a file that this program has written")
-    arguments = parser.parse_args()
-    lines = pack_command.verify(arguments.verify) if arguments.verify else pack_command.pack(arguments.words)
-    print("\n".join(map(errors.make_printable, lines)))
-
+from hpc.programs import pack
 
 if __name__ == "__main__":
-    with errors.exit_on_config_error():
-        main()
+    pack.run()

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from hpc.checkpoint import load_hooks, on_disk, weights
 from hpc.config.errors import ConfigError
+from hpc.programs import export
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 COUNT, MEGABYTES = 48, 8  # far more than the export's buffers, whose size does not depend on the number of tensors
-export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
 
 
 def weights_of(step: int) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def publish(run: Path, step: int) -> Path:
 def done(*words: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["export.py", *map(str, words)])
-        export["main"]()
+        export.main()
 
 
 def rejected(*words: object) -> str:

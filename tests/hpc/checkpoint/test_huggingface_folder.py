@@ -1,14 +1,12 @@
 """Check which model of a module is exported for Hugging Face, and what is rejected."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-from fork import PROJECT
 from omegaconf import OmegaConf
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
@@ -18,9 +16,8 @@ from hpc.checkpoint import huggingface_folder, tokenizer_folder, trained
 from hpc.config import compose
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import to_frozen_yaml
+from hpc.programs import export
 from hpc.run import frozen_config
-
-export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
 
 
 def model(kind: type = GPT2LMHeadModel) -> nn.Module:
@@ -134,7 +131,7 @@ def test_a_folder_that_exists_and_a_checkpoint_without_its_run_are_rejected(
     ):
         monkeypatch.setattr(sys, "argv", ["export.py", *map(str, words), "--hf"])
         with pytest.raises(ConfigError, match=message):
-            export["main"]()
+            export.main()
     assert not list(tmp_path.iterdir())
 
 

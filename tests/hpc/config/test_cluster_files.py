@@ -1,4 +1,4 @@
-"""Check that clusters come from the project's own configs/cluster/ and from the folder shipped with hpc."""
+"""Check that clusters are files of configs/cluster/, whose defaults are in the library."""
 
 import shutil
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from fork import ANSWERS
 
-from hpc.config import command_parser, compose, project, typed_words
+import hpc.configs
+from hpc.config import command_parser, compose, personal_clusters, preflight, project, typed_words
 from hpc.config.errors import ConfigError
 
-SHIPPED = {file.stem for file in project.shipped_clusters(project.CONFIGS).glob("*.yaml")} - {"base"}
+SHIPPED = {file.stem for file in (project.CONFIGS / "cluster").glob("*.yaml")}
 
 
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
-    """Return a project's configs/ with `leonardo` and a cluster that hpc does not ship."""
+    """Return a project's configs/ with another `leonardo` and a cluster of its own."""
     shutil.copytree(project.CONFIGS, tmp_path / "configs")
     folder = tmp_path / "configs" / "cluster"
     (folder / "leonardo.yaml").write_text("defaults: [base]\nname: leonardo\npartition: ours\n")
@@ -26,13 +27,7 @@ def cluster(configs: Path, *words: str):
     return compose.compose_overrides(list(words), configs=configs).cluster
 
 
-def test_a_file_of_the_project_takes_the_place_of_the_shipped_one(configs: Path) -> None:
-    ours, shipped = (cluster(folder, "cluster=leonardo") for folder in (configs, project.CONFIGS))
-    assert (ours.partition, ours.gpus_per_node) == ("ours", None)
-    assert (shipped.partition, shipped.gpus_per_node) == ("boost_usr_prod", 4)
-
-
-def test_a_file_of_the_project_stands_beside_the_shipped_ones(configs: Path) -> None:
+def test_a_cluster_has_the_keys_of_the_library(configs: Path) -> None:
     mine, slurm = cluster(configs, "cluster=mine"), cluster(configs, "cluster=slurm")
     assert mine.keys() == slurm.keys() == cluster(configs, "cluster=local").keys()
     assert (mine.name, mine.scheduler, slurm.request) == ("mine", "slurm", "--gpus-per-node={gpus}")
@@ -41,35 +36,47 @@ def test_a_file_of_the_project_stands_beside_the_shipped_ones(configs: Path) -> 
     assert (debug.partition, debug.request) == ("test", "--gpus-per-node={gpus}")
 
 
-def test_choices_are_those_of_both_folders(configs: Path) -> None:
-    assert compose.config_groups(configs)["cluster"] == sorted({*SHIPPED, "local", "mine"})
-    assert compose.config_groups()["cluster"] == sorted({*SHIPPED, "local"}) and len(SHIPPED) > 20
+def test_choices_are_the_files_of_the_folder(configs: Path) -> None:
+    assert compose.config_groups()["cluster"] == sorted(SHIPPED) and len(SHIPPED) > 20
     (configs / "cluster" / "leonardo.yaml").unlink()
-    assert compose.config_groups(configs)["cluster"] == sorted({*SHIPPED, "local", "mine"})
-    shutil.rmtree(configs / "cluster")
-    assert compose.config_groups(configs)["cluster"] == sorted(SHIPPED)
-    assert cluster(configs, "cluster=slurm").name == "slurm"
+    assert compose.config_groups(configs)["cluster"] == sorted({*SHIPPED, "mine"} - {"leonardo"})
 
 
-def test_help_lists_both_in_one_line(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_them_in_one_line(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "CONFIGS", configs)
     lines = command_parser.make_parser(None).format_help().splitlines()
     (line,) = [line for line in lines if line.startswith("  cluster=")]
-    assert line == f"  cluster={' | '.join(sorted({*SHIPPED, 'local', 'mine'}))}"
-    assert any("clusters also in src/hpc/jobs/cluster/" in line for line in lines)
+    assert line == f"  cluster={' | '.join(sorted({*SHIPPED, 'mine'}))}"
 
 
-def test_a_copy_of_a_project_has_the_clusters_that_lie_in_it(configs: Path) -> None:
-    folder = configs.parent / project.SHIPPED_CLUSTERS
-    shutil.copytree(project.shipped_clusters(project.CONFIGS), folder)
-    file = folder / "slurm.yaml"
-    file.write_text(file.read_text().replace("cores_per_gpu: 8", "cores_per_gpu: 7"))
-    (folder / "vega.yaml").unlink()
-    assert cluster(configs, "cluster=slurm").cores_per_gpu == 7
-    assert cluster(project.CONFIGS, "cluster=slurm").cores_per_gpu == 8
-    assert set(compose.config_groups(configs)["cluster"]) == SHIPPED - {"vega"} | {"local", "mine"}
-    with pytest.raises(ConfigError):
-        cluster(configs, "cluster=vega")
+def test_a_copy_of_a_jobs_code_has_the_defaults_that_lie_in_it(configs: Path) -> None:
+    folder = configs.parent / "src" / "hpc" / "configs"
+    shutil.copytree(Path(hpc.configs.__file__).parent, folder)
+    file = folder / "cluster" / "base.yaml"
+    file.write_text(file.read_text().replace("rendezvous_seconds: 300", "rendezvous_seconds: 301"))
+    assert cluster(configs, "cluster=slurm").rendezvous_seconds == 301
+    assert cluster(project.CONFIGS, "cluster=slurm").rendezvous_seconds == 300
+
+
+def test_a_cluster_has_the_name_of_its_file(configs: Path) -> None:
+    (configs / "cluster" / "other.yaml").write_text("defaults: [slurm]\n")
+    with pytest.raises(ConfigError, match=r"must be the name of the cluster's file, other\.yaml; got slurm"):
+        cluster(configs, "cluster=other")
+
+
+@pytest.mark.parametrize("place", ["file", "word", "personal"])
+def test_setup_is_a_file_of_its_own(place: str, configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["cluster=mine"]
+    if place == "file":
+        with (configs / "cluster" / "mine.yaml").open("a") as file:
+            file.write("setup: [module load a]\n")
+    elif place == "word":
+        words.append("cluster.setup=['module load a']")
+    else:
+        (configs / "clusters.yaml").write_text("mine: {setup: [module load a]}\n")
+        monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", configs / "clusters.yaml")
+    with pytest.raises(ConfigError, match=r"cluster\.setup: This key was one of earlier versions.*\n.*a file NAME\.sh"):
+        preflight.check_config(compose.compose_overrides(words, configs=configs))
 
 
 def test_a_searched_folder_comes_last(configs: Path, tmp_path: Path) -> None:
@@ -82,11 +89,11 @@ def test_a_searched_folder_comes_last(configs: Path, tmp_path: Path) -> None:
     assert [cluster(configs, searched, f"cluster={name}").partition for name in names] == ["ours", None, "theirs"]
 
 
-def test_an_unknown_cluster_is_rejected_with_the_two_places(configs: Path) -> None:
+def test_an_unknown_cluster_is_rejected_with_the_place(configs: Path) -> None:
     with pytest.raises(ConfigError) as rejected:
         cluster(configs, "cluster=leonrdo")
     assert rejected.value.fix.startswith("cluster=leonardo, or add configs/cluster/leonrdo.yaml")
-    assert "src/hpc/jobs/cluster/" in rejected.value.fix and ", mine, " in rejected.value.rule
+    assert ", mine, " in rejected.value.rule
 
 
 def test_the_account_is_the_projects_unless_the_cluster_names_one(configs: Path) -> None:
@@ -97,10 +104,6 @@ def test_the_account_is_the_projects_unless_the_cluster_names_one(configs: Path)
     assert cluster(configs, "cluster=mine", "cluster.account=typed").account == "typed"
 
 
-def test_what_hpc_ships_names_no_code() -> None:
-    """Check that shipped cluster files name no classes.
-
-    Only files in configs/ decide which classes a run directory may name.
-    """
-    for file in project.shipped_clusters(project.CONFIGS).iterdir():
-        assert file.suffix == ".yaml" and not typed_words.CODE_KEYS.search(file.read_text())
+def test_a_cluster_names_no_code() -> None:
+    for file in (project.CONFIGS / "cluster").glob("*.yaml"):
+        assert not typed_words.CODE_KEYS.search(file.read_text())

@@ -1,80 +1,73 @@
-"""Check that two projects in one environment never share one `hpc`."""
+"""Check which project a program, a child process or a notebook belongs to."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from fork import TEMPLATE
+from fork import REPO
 
-PACKAGES = ("alpha", "beta")
+from hpc.config import project
+
+FIND = "from hpc.config import project; print(project.PROJECT)"
 
 
-@pytest.fixture(scope="module")
-def projects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return two projects, each with its own package and its own `hpc`."""
-    folders = []
-    for name in PACKAGES:
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "src" / name).mkdir(parents=True)
-        beside = "from hpc.config.project import require_same_project\n\nrequire_same_project(__file__)\n"
-        (folder / "src" / name / "__init__.py").write_text(beside)
-        for file in (TEMPLATE / "src/hpc").rglob("*.py"):
-            copy = folder / "src/hpc" / file.relative_to(TEMPLATE / "src/hpc")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
-        build = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-        where = '[tool.setuptools.packages.find]\nwhere = ["src"]\n'
-        (folder / "pyproject.toml").write_text(f'{build}[project]\nname = "{name}"\nversion = "1"\n{where}')
-        folders.append(folder)
+@pytest.fixture
+def projects(tmp_path: Path) -> list[Path]:
+    """Return two projects, of which the second lies in the first."""
+    folders = [tmp_path / "outer", tmp_path / "outer" / "inner"]
+    for folder in folders:
+        (folder / "configs").mkdir(parents=True)
+        (folder / "configs" / "train.yaml").touch()
+        (folder / "tools").mkdir()
+        (folder / "tools" / "check.py").write_text(FIND)
     return folders
 
 
-def imports(package: str, site_packages: Path) -> str:
-    """Import a package in its own environment; return "" or the error."""
-    code = f"import site, sys; site.addsitedir({str(site_packages)!r}); import {package}; print({package}.__file__)"
-    command = [sys.executable, "-I", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+def found(words: list[str], folder: Path, told: Path | None = None) -> str:
+    """Return the last line that Python prints."""
+    environ = {"PYTHONPATH": str(REPO / "src")} | ({project.VARIABLE: str(told)} if told else {})
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+    return (done.stdout or done.stderr).strip().splitlines()[-1]
 
 
-def install(projects: list[Path], prefix: Path, *options: str) -> Path:
-    """Install the projects into one environment with pip. Return its site-packages."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    for project in projects:
-        command = [*pip, "--prefix", str(prefix), *options, str(project)]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-    return next(prefix.glob("lib/python*/site-packages"))
+def test_a_program_belongs_to_the_nearest_project_above_it(projects: list[Path], tmp_path: Path) -> None:
+    outer, inner = projects
+    for folder in projects:
+        assert found([str(folder / "tools" / "check.py")], outer, told=tmp_path) == str(folder)
+    (tmp_path / "link.py").symlink_to(inner / "tools" / "check.py")
+    assert found([str(tmp_path / "link.py")], outer) == str(inner)
 
 
-@pytest.mark.slow
-def test_a_project_does_not_use_the_hpc_of_another_one(projects: list[Path], tmp_path: Path) -> None:
-    site_packages = install(projects, tmp_path, "--editable")
-    errors = {package: imports(package, site_packages) for package in PACKAGES}
-    (owner,) = [package for package in PACKAGES if not errors[package]]
-    other = next(package for package in PACKAGES if package != owner)
-    source = projects[PACKAGES.index(other)] / "src"
-    assert f"{other} in {source} must be used with the hpc package that lies beside it" in errors[other]
-    assert f"Try: PYTHONPATH={source} " in errors[other]
+def test_a_child_process_is_told_and_a_notebook_is_where_it_is(projects: list[Path]) -> None:
+    outer, inner = projects
+    assert found(["-c", FIND], inner / "tools", told=outer) == str(outer)
+    assert found(["-c", FIND], inner / "tools") == str(inner)
 
 
-@pytest.mark.soak
-@pytest.mark.slow
-def test_a_project_must_not_be_copied_into_an_environment(projects: list[Path], tmp_path: Path) -> None:
-    site_packages = install(projects, tmp_path)
-    for package in PACKAGES:
-        assert "must lie in src/ of their project" in imports(package, site_packages)
+def test_a_program_of_an_environment_belongs_to_no_project(projects: list[Path]) -> None:
+    """Check pytest of another project's environment, which lies in that project."""
+    outer, inner = projects
+    python = inner / ".venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True)
+    (python.parent / "pytest").write_text(FIND)
+    command = [python, python.parent / "pytest"]
+    environ = {"PYTHONPATH": str(REPO / "src")}
+    done = subprocess.run(command, cwd=outer, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{outer}\n", done.stderr
 
 
-def test_what_lies_beside_it_is_imported(projects: list[Path]) -> None:
-    for package, project in zip(PACKAGES, projects, strict=True):
-        assert imports(package, project / "src") == ""
+def test_without_a_project_it_is_said_where_one_was_looked_for(tmp_path: Path) -> None:
+    assert "call the train.py of a project, or go into its folder first" in found(["-c", FIND], tmp_path)
+    with pytest.raises(ImportError, match=rf"configs/train\.yaml is in no folder above {tmp_path}"):
+        project.find_project("-c", working_folder=tmp_path, told=None)
 
 
-def test_packages_and_single_files_beside_it_are_the_researchers(projects: list[Path]) -> None:
-    (project, _), name = projects, PACKAGES[0]
-    (project / "src" / "mine.py").touch()
-    (project / "src" / "torch.old").mkdir()  # a backup: nobody imports it
-    (project / "src" / "torch.old" / "__init__.py").touch()
+def test_packages_and_single_files_in_src_are_the_researchers(projects: list[Path]) -> None:
+    sources = projects[0] / "src"
+    for name in ("alpha", "torch.old"):  # the latter is a backup: nobody imports it
+        (sources / name).mkdir(parents=True)
+        (sources / name / "__init__.py").touch()
+    (sources / "mine.py").touch()
     code = "from hpc.config import project; print(project.researcher_packages(), project.is_project_code('mine.Net'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=project / "src", capture_output=True, text=True, check=True)
-    assert done.stdout == f"{(name, 'mine')} True\n"
+    assert found(["-c", code], projects[0]) == f"{('alpha', 'mine')} True"

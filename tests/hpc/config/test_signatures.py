@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fork import PACKAGE
 
-from hpc.config import signatures, source_signatures
+from hpc.config import project, signatures, source_signatures
 from hpc.config.errors import ConfigError
 from hpc.config.signatures import Signature, is_compatible, read_signature
 
@@ -65,7 +65,7 @@ def write_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
         for cached in ("_parse_module", "_imported_names", "read_source_signature"):
             getattr(source_signatures, cached).cache_clear()
 
-    monkeypatch.setattr(source_signatures, "SOURCES", tmp_path)
+    monkeypatch.setattr(project, "SOURCES", tmp_path)
     forget()
     yield write
     forget()
@@ -243,7 +243,7 @@ def test_values_are_judged_only_where_it_can_be_told(value: object, annotation: 
 
 @pytest.mark.parametrize("text", [b"class Net(:\n", b"\xff\xfe", b"x = '\x00'"])
 def test_a_source_that_is_not_python_is_rejected(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_signatures, "SOURCES", tmp_path)
+    monkeypatch.setattr(project, "SOURCES", tmp_path)
     (tmp_path / "net.py").write_bytes(text)
     with pytest.raises(ConfigError, match="is not Python"):
         source_signatures._parse_module("net")

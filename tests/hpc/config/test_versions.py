@@ -1,4 +1,4 @@
-"""Check that a start with torch or lightning outside the ranges of pyproject.toml is rejected with one sentence."""
+"""Check that a start with torch or lightning outside the ranges of the library is rejected with one sentence."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fork import ENVIRON, PROJECT
 
-from hpc.config import versions
+from hpc.config import library, versions
 from hpc.config.errors import ConfigError
 from hpc.config.versions import InstalledPackage
 
@@ -36,7 +36,7 @@ def test_another_version_is_rejected_before_it_is_imported(name: str, version: s
     install(tmp_path / "site", name, version)
     done = start(tmp_path)
     ranges = {"torch": ">=2.10,<2.14", "lightning": ">=2.6.6,<2.7,!=2.6.2,!=2.6.3"}
-    where = f"pyproject.toml, but the one in {tmp_path / 'site'} is not"
+    where = f"hpc-ml, but the one in {tmp_path / 'site'} is not"
     sentence = f"ConfigError: {name} must be in the range {ranges[name]} of {where}; got {version}."
     assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", sentence)
     assert done.stderr.splitlines()[1:] == [f"  Try: {versions.FIX}"]
@@ -61,20 +61,38 @@ def test_builds_of_a_supported_release_are_supported(version: str, monkeypatch: 
     assert package.is_supported()
 
 
-def test_whoever_knows_better_changes_pyproject(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["2.7.4.post1", "2.13.0+cu126", "0.5.0rc1", "1!2.0"])
+def test_an_exact_version_is_in_its_range(version: str) -> None:
+    assert InstalledPackage("own", version, "/site", f"=={version}").is_supported()
+    assert not InstalledPackage("own", "1.0", "/site", f"=={version}").is_supported()
+
+
+def test_ranges_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check whoever knows better and has a copy of the library in src/ with another range."""
     monkeypatch.setattr(versions, "PROJECT", tmp_path)
-    write(tmp_path, [])
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    monkeypatch.setattr(library, "read_requirements", lambda: [])
     versions.reject_unsupported_packages()
-    write(tmp_path, ["torchmetrics<1", "torch-fidelity<1", 'torch[opt] >= 2, <3 ; python_version > "3"'])
+    metadata = ["torchmetrics<1", "torch-fidelity<1", 'torch[opt] >= 2, <3 ; python_version > "3"']
+    monkeypatch.setattr(library, "read_requirements", lambda: metadata)
     torch = versions.installed_package("torch")
     assert torch and torch.supported == ">= 2, <3"
-    write(tmp_path, ["torch<2"])
-    with pytest.raises(ConfigError, match="torch must be in the range <2 of pyproject"):
+    monkeypatch.setattr(library, "read_requirements", lambda: ["torch<2"])
+    with pytest.raises(ConfigError, match="torch must be in the range <2 of hpc-ml"):
         versions.reject_unsupported_packages()
 
 
-def write(folder: Path, dependencies: list[str]) -> None:
-    (folder / "pyproject.toml").write_text(f"[project]\nname = 'x'\ndependencies = {dependencies!r}\n")
+def test_extras_are_those_that_the_pin_names_and_the_projects_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(versions, "PROJECT", tmp_path)
+    pin = "hpc-ml[deepspeed, search] @ git+https://example.org/t@abc"
+    table = f"dependencies = ['{pin}', 'einops>=0.8']\noptional-dependencies.dev = ['pytest']\n"
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'x'\n{table}")
+    extras = [f"{name}>=1; extra == '{name}'" for name in ("deepspeed", "search", "wandb")]
+    monkeypatch.setattr(library, "read_requirements", lambda: ["torch<3", *extras])
+    assert versions.read_requirements() == ["torch<3", "deepspeed>=1", "search>=1", "einops>=0.8", "pytest"]
+    assert versions.read_extra("wandb") == ["wandb>=1"]
 
 
 def test_the_versions_that_are_pinned_and_tested_are_supported() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.data import file_checks, pack_request, packed_files, packing, text_files, token_files, tokenizing
 from hpc.data import pack_images as packer
+from hpc.programs import pack
 
-pack = runpy.run_path(str(PROJECT / "tools" / "pack.py"))
 PIXELS = 8
 TEXT = "Fünf große Flöße treiben vorbei.\n\n  Das sechste nicht.\n"
 
@@ -35,7 +34,7 @@ def outside_of_jobs(monkeypatch):
 def run_pack(*words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["pack.py", *map(str, words)])
-        pack["main"]()
+        pack.main()
 
 
 def rejection_of(*words):

@@ -4,10 +4,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc.config.errors import ConfigError
-from hpc.config.project import CONFIGS, shipped_clusters
+from hpc.config.project import CONFIGS
 from hpc.jobs.hardware import _read_hardware, gpu_from_config_name, gpu_from_device_name, machine_from_cluster
 
-FILES = sorted([*(CONFIGS / "cluster").glob("*.yaml"), *shipped_clusters(CONFIGS).glob("*.yaml")])
+FILES = sorted((CONFIGS / "cluster").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", list(_read_hardware()["gpus"]))

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fork import REPO
 
 from hpc.config import project
 from hpc.config.errors import ExitCode
@@ -27,20 +28,20 @@ from hpc.run import history, job_logs
 pytestmark = pytest.mark.slow
 
 RECORDED = Path(__file__).parent / "recorded"
-SOURCED = project.PROJECT / "src/hpc/jobs/pbs.bash"
+SOURCED = project.LIBRARY / "jobs" / "pbs.bash"
 WORK = Path("/home/ana")
 JOB = Job(
     name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, walltime_seconds=5400,
     is_exclusive=True, account="proj-7", partition="gpu", qos=None, constraint=None,
     request="ncpus=32:ngpus=4:mpiprocs=1", options=("-l filesystems=home:eagle", "-m n"), launcher="pbsdsh --",
-    container=None, setup=("module load python cuda",), env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
+    container=None, cluster="pbs", env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
     stage_env=False, chain=1, retries=3, umask="077", arguments=(), run_dir=WORK / "runs/digits",
     code=WORK / "runs/digits/code", work_dir=WORK, venv=WORK / ".venv",
 )  # fmt: skip
 SUPEK = replace(
     JOB, tasks_per_node=1, memory_gb=None, is_exclusive=False, request="ncpus=4:ngpus=1:mpiprocs=1", options=(),
     account=None, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container='apptainer exec --nv "$IMAGE_PATH"',
-    setup=("module load cray-pals scientific/pytorch/2.0.0-ngc",), env={}, interface="hsn0", umask="027",
+    cluster="supek", env={}, interface="hsn0", umask="027",
 )  # fmt: skip
 ARRAY = replace(JOB, run_dir=None, members_file=WORK / "runs/sweep/members", num_members=16, at_once=4)
 SHIPPED = {"default": JOB, "supek": SUPEK, "array": ARRAY}
@@ -126,8 +127,17 @@ def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
         subprocess.run(["bash", "-n", path], check=True)
         if shutil.which("shellcheck"):
             # SC2317: the node part of a script submitted by hand is reached only in its copy for the nodes.
-            by_hand = ["--exclude=SC2317"] if job.is_reusable else []
-            check = ["shellcheck", "-x", f"--source-path={project.PROJECT}", *by_hand, SOURCED, path]
+            # SC1090, SC2034, SC2154: it sources what Python prints.
+            by_hand = ["--exclude=SC2317,SC1090,SC2034,SC2154"] if job.is_reusable else []
+            check = [
+                "shellcheck",
+                "-x",
+                f"--source-path={REPO}",
+                f"--source-path={project.PROJECT}",
+                *by_hand,
+                SOURCED,
+                path,
+            ]
             found = subprocess.run(check, capture_output=True, text=True)
             assert found.returncode == 0, found.stdout
 
@@ -194,8 +204,14 @@ print(f"{17 + count}.server")
 """
 # Replaces python with torch: records its arguments, then does what the test says.
 PYTHON = """
-import json, os, signal, sys, time, types
+import json, os, shutil, signal, sys, time, types
 from pathlib import Path
+if sys.argv[2] == "hpc.jobs.sourced":
+    print(Path("src/hpc/jobs", sys.argv[3]).read_text())
+    sys.exit()
+if sys.argv[2] == "hpc.run.snapshot":
+    shutil.copytree(".", Path(sys.argv[3], "code"), ignore=shutil.ignore_patterns("runs"))
+    sys.exit()
 assert sys.argv[1] == "-c"
 options = dict(argument[2:].split("=", 1) for argument in sys.argv[3:] if argument.startswith("--"))
 rank, run_dir = int(options["node-rank"]), Path(os.environ["HPC_RUN_DIR"])
@@ -255,13 +271,20 @@ class Pbs:
         (self.code / "env.sh").write_text('export PATH="$VENV/bin:$PATH"\n')
         self.behaviour(FINISH)
         self.job = replace(
-            JOB, run_dir=self.run_dir, code=self.code, work_dir=self.work, venv=self.venv, setup=(), tasks_per_node=2
+            JOB, run_dir=self.run_dir, code=self.code, work_dir=self.work, venv=self.venv, tasks_per_node=2
         )
         self.started: list[subprocess.Popen[bytes]] = []
 
     def program(self, path: Path, text: str) -> None:
         path.write_text(f"#!{sys.executable}\n{text}")
         path.chmod(0o755)
+
+    def load(self, line: str) -> None:
+        """Write the cluster's .sh file, which env.sh sources, too."""
+        file = self.code / "configs" / "cluster" / "pbs.sh"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{line}\n")
+        (self.code / "env.sh").write_text(f'{line}\nexport PATH="$VENV/bin:$PATH"\n')
 
     def behaviour(self, text: str) -> None:
         (self.venv / "behaviour").write_text(text)
@@ -790,20 +813,20 @@ def test_a_run_of_a_search_asks_once_before_its_ranks(cluster: Pbs) -> None:
 
 
 def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
-    (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
+    (cluster.work / "env.sh").write_text(f"export PATH={shlex.quote(str(cluster.venv / 'bin'))}:$PATH\n")
     given = ("trainer=ddp", "name=a b $HOME")
     job = replace(cluster.job, run_dir=None, code=None, work_dir=None, arguments=given)
     assert cluster.run(job) == 0
     run_dir = cluster.work / "runs" / "digits_17"
     seen = cluster.seen(1, run_dir)
-    assert seen["argv"][-3:] == [f"{cluster.work}/train.py", *given] and seen["cwd"] == str(cluster.work)
+    assert seen["argv"][-3:] == [f"{run_dir}/code/train.py", *given] and seen["cwd"] == str(cluster.work)
     (run_dir / "seen-1").unlink()
     assert cluster.run(job, PBS_ENVIRONMENT="PBS_INTERACTIVE") == 2 and not (run_dir / "seen-1").exists()
 
 
 def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:
     """Check that it resumes in the first job's directory, wherever qsub is typed later."""
-    (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
+    (cluster.work / "env.sh").write_text(f"export PATH={shlex.quote(str(cluster.venv / 'bin'))}:$PATH\n")
     cluster.behaviour("rank or outcome('continue')")
     assert cluster.run(replace(cluster.job, run_dir=None, code=None, work_dir=None)) == 85
     run_dir = cluster.work / "runs" / "digits_17"
@@ -815,7 +838,7 @@ def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:
     environ = cluster.environ() | {"PBS_JOBID": "18.server", "PBS_O_WORKDIR": str(cluster.home), "HPC_AFTER": "17"}
     assert subprocess.run(go_on, cwd=cluster.home, env=environ, timeout=30).returncode == 0
     seen = cluster.seen(1, run_dir)
-    assert seen["cwd"] == str(cluster.work) and seen["argv"][-1] == f"{cluster.work}/train.py"
+    assert seen["cwd"] == str(cluster.work) and seen["argv"][-1] == f"{run_dir}/code/train.py"
     assert [path.name for path in (cluster.work / "runs").iterdir() if path.name != "it's 1"] == ["digits_17"]
 
 
@@ -833,11 +856,9 @@ def test_mpiexec_a_container_an_interface_and_uuids(cluster: Pbs) -> None:
     cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
     first = f"{GPUS[0, 1]},{GPUS[0, 3]}"
     Path(f"{cluster.nodefile}.env").write_text(f"p1 {first}\np2 CUDA_VISIBLE_DEVICES={GPUS[1, 0]},{GPUS[1, 2]}\n")
-    setup = (f"export PATH={shlex.quote(str(cluster.bin))}:/usr/bin:/bin",)
+    cluster.load(f"export PATH={shlex.quote(str(cluster.bin))}:/usr/bin:/bin")
     container = f"env IN_CONTAINER=1 PATH={shlex.quote(str(cluster.venv / 'bin'))}:/usr/bin:/bin"
-    job = replace(
-        cluster.job, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container=container, interface="lo", setup=setup
-    )
+    job = replace(cluster.job, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container=container, interface="lo")
     assert cluster.run(job, CUDA_VISIBLE_DEVICES=first) == 0, cluster.log()
     for rank, numbers in enumerate(("1,3", "0,2")):
         environ = cluster.seen(rank)["environ"]
@@ -849,9 +870,9 @@ def test_mpiexec_a_container_an_interface_and_uuids(cluster: Pbs) -> None:
 
 def test_gpus_that_are_elsewhere_are_told(cluster: Pbs) -> None:
     cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
-    setup = (f"export PATH={shlex.quote(str(cluster.bin))}:$PATH",)
+    cluster.load(f"export PATH={shlex.quote(str(cluster.bin))}:$PATH")
     cluster.behaviour(WAIT)
-    job = replace(cluster.job, launcher="mpiexec", setup=setup)
+    job = replace(cluster.job, launcher="mpiexec")
     assert cluster.run(job, CUDA_VISIBLE_DEVICES=GPUS[0, 1]) == 143
     assert f"none of the GPUs {GPUS[0, 1]}" in cluster.log("node-1-17.log")
 

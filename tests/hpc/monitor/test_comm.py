@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -20,11 +19,11 @@ from hpc.config import errors as config_errors
 from hpc.config.project import PROJECT
 from hpc.launch import bandwidth, placement
 from hpc.monitor import network_check
+from hpc.programs import comm
 from hpc.run import signals
 
 TOOL = str(PROJECT / "tools" / "comm.py")
 HERE = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-tool = runpy.run_path(TOOL)
 
 
 def typed(desk: Desk, *words: str) -> int:
@@ -33,7 +32,7 @@ def typed(desk: Desk, *words: str) -> int:
     code = 0
     try:
         with config_errors.exit_on_config_error():
-            tool["main"](placement.read_placement({}), signals.SignalState())
+            comm.main(placement.read_placement({}), signals.SignalState())
     except SystemExit as end:
         code = int(end.code or 0)
     desk.out, desk.err = desk.capfd.readouterr()

@@ -926,6 +926,7 @@ def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Pat
     assert time.perf_counter() - begun < 0.5
     code = f"""
 import runpy, sys
+sys.path.insert(0, {str(PROJECT)!r})
 sys.argv = ["report.py", {str(runs)!r}]
 runpy.run_path({str(PROJECT / "report.py")!r}, run_name="__main__")
 assert not sys.modules.keys() & {{"torch", "lightning", "tensorboard", "plotly", "omegaconf"}}, "slow imports"
@@ -941,6 +942,7 @@ def test_a_run_that_has_to_be_read_from_tensorboard_needs_no_torch_either(runs: 
     scalars(runs / "digits", "1", s9={"val/loss": 2.0})
     code = f"""
 import runpy, sys
+sys.path.insert(0, {str(PROJECT)!r})
 sys.argv = ["report.py", {str(runs / "digits")!r}]
 runpy.run_path({str(PROJECT / "report.py")!r}, run_name="__main__")
 assert "tensorboard" in sys.modules and "torch" not in sys.modules

@@ -366,7 +366,7 @@ def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable,
 @pytest.mark.soak
 def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> None:
     run_dir, changed = tmp_path / "my run", "from hpc.system import files\n"
-    changed += "files.source_checksum = lambda code: '0' * 8\n"
+    changed += "files.source_checksum = lambda *_: '0' * 8\n"
     words = [*COMMON, "trainer.max_steps=4", "+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
     assert "note: the code" not in start(run_dir, 1, [*words, "checkpoint.monitor=null"], 1)
     assert "note: the code" not in start(run_dir, 1, [], 2)

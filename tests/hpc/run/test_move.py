@@ -15,6 +15,7 @@ from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 from test_startup import COMPOSING, PROBE, libraries
 
+import hpc.configs
 from hpc.config import compose as config_compose
 from hpc.config import personal_clusters, preflight, project
 from hpc.config.errors import ConfigError
@@ -63,10 +64,8 @@ def edit(file: Path, was: str, now: str) -> None:
 
 
 def own_cluster(configs: Path, name: str, was: str, now: str) -> None:
-    """Copy a shipped cluster file into `configs/cluster/`, edited."""
-    file = configs / "cluster" / f"{name}.yaml"
-    shutil.copy(project.shipped_clusters(configs) / file.name, file)
-    edit(file, was, now)
+    """Edit a cluster's file."""
+    edit(configs / "cluster" / f"{name}.yaml", was, now)
 
 
 # -- Permitted changes --
@@ -141,13 +140,21 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("before", "task"), [("false", "train"), ("true", "test")])
 def test_a_run_of_an_earlier_version_is_resumed(before: str, task: str, run: Path) -> None:
-    """Check a config that has `test_only` in the place of `task`, and another default name."""
+    """Check a config that has `test_only` in the place of `task`, lines of `setup`, and another default name."""
+    edit(run / "config.yaml", "cluster:\n", "cluster:\n  setup:\n  - module load python\n")
     edit(run / "config.yaml", "task: train", f"test_only: {before}")
     edit(run / "config.yaml", "name: digits_resnet\n", "name: digits\n")
     cfg = compose(run) if task == "train" else command_line.compose(None, [f"resume={run}"])
-    assert (cfg.task, cfg.name, "test_only" in cfg) == (task, "digits", False)
+    assert (cfg.task, cfg.name, "test_only" in cfg, "setup" in cfg.cluster) == (task, "digits", False, False)
     if task == "train":
         assert compose(run, "trainer.num_nodes=2").name == "digits"  # composed anew, with today's default name
+
+
+def test_a_run_that_an_earlier_version_has_submitted_moves_with_its_own_code(run: Path) -> None:
+    (run / "code" / "src" / "hpc" / "jobs" / "cluster").mkdir(parents=True)
+    assert compose(run).trainer.num_nodes == 4
+    with pytest.raises(ConfigError, match=rf"Try: python {run}/code/.* resume={run}, and these words"):
+        compose(run, "trainer.num_nodes=2")
 
 
 # -- Rejected changes --
@@ -201,7 +208,7 @@ def test_a_run_that_goes_on_is_not_tried(batches: str, run: Path) -> None:
 
 
 def test_an_edited_file_cannot_slip_in(run: Path, configs: Path) -> None:
-    edit(configs / "trainer" / "base.yaml", "log_every_n_steps: 10", "log_every_n_steps: 7")
+    edit(configs / "trainer" / "ddp_4node.yaml", "  num_nodes: 4", "  num_nodes: 4\n  log_every_n_steps: 7")
     assert (
         frozen_config.list_changes(run, compose(run, "trainer.num_nodes=2"))[-1] == "trainer.log_every_n_steps: 10 -> 7"
     )
@@ -222,14 +229,14 @@ def test_neither_does_one_that_no_longer_follows_the_machine(configs: Path, tmp_
 
 def test_the_runs_own_configs_are_composed(run: Path, configs: Path) -> None:
     shutil.copytree(configs, run / "code" / "configs")
-    shutil.copytree(project.shipped_clusters(configs), run / "code" / project.SHIPPED_CLUSTERS)
+    shutil.copytree(Path(hpc.configs.__file__).parent, run / "code" / "src" / "hpc" / "configs")
     edit(configs / "model" / "base.yaml", "lr: 0.003", "lr: 0.004")
     own_cluster(configs, "slurm", "cores_per_gpu: 8", "cores_per_gpu: 9")
     assert frozen_config.list_changes(run, compose(run, "trainer.num_nodes=2")) == ["trainer.num_nodes: 4 -> 2"]
-    edit(run / "code" / project.SHIPPED_CLUSTERS / "slurm.yaml", "cores_per_gpu: 8", "cores_per_gpu: 7")
-    assert compose(run, "trainer.num_nodes=2").cluster.cores_per_gpu == 7
-    own_cluster(run / "code" / "configs", "slurm", "cores_per_gpu: 7", "cores_per_gpu: 6")
-    assert compose(run, "trainer.num_nodes=2").cluster.cores_per_gpu == 6
+    own_cluster(run / "code" / "configs", "slurm", "cores_per_gpu: 8", "cores_per_gpu: 7")
+    edit(run / "code" / "src/hpc/configs/cluster/base.yaml", "rendezvous_seconds: 300", "rendezvous_seconds: 301")
+    cluster = compose(run, "trainer.num_nodes=2").cluster
+    assert (cluster.cores_per_gpu, cluster.rendezvous_seconds) == (7, 301)
 
 
 def test_what_the_data_said_of_themselves_stays(tmp_path: Path) -> None:
@@ -375,7 +382,7 @@ def test_other_verdicts_do_not_stop_it(outcome: str, run: Path) -> None:
 
 
 def test_train_rejects_without_torch(run: Path) -> None:
-    words = [str(PROJECT), str(PROJECT / "train.py"), f"resume={run}", "seed=3"]
+    words = [str(PROJECT), str(project.LIBRARY), str(PROJECT / "train.py"), f"resume={run}", "seed=3"]
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(words)], env=ENVIRON, capture_output=True, text=True, timeout=60
     )

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import resource
-import runpy
 import shlex
 import shutil
 import signal
@@ -22,6 +21,7 @@ from optuna.trial import TrialState
 
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
+from hpc.programs import search as search_program
 from hpc.report import run_table
 from hpc.run import attempt_log, frozen_config, history
 from hpc.studies import optuna_study, search, search_space, trial_table
@@ -240,7 +240,7 @@ def test_a_member_writes_the_config_that_its_words_mean(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["search.py", "--ask", str(folder / "002")])
-    runpy.run_path(str(PROJECT / "tools" / "search.py"))["main"]()
+    search_program.main()
     words = json.loads((folder / "002" / "overrides.json").read_text())
     assert words == [f"{key}={value}" for key, value in drawn(folder, 2)[0].items()]
     cfg = frozen_config.read(folder / "002")

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 import typed_fixes
 from desk import FILES, SOURCED, Desk
-from fork import PROJECT
+from fork import PROJECT, REPO
 from omegaconf import OmegaConf
 
-from hpc import __version__
-from hpc.config import compose, freezing, personal_clusters, project
+from hpc.config import compose, freezing, library, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import attempt_log, directory, frozen_config, installation, snapshot
@@ -458,10 +457,11 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
 
 
 def copied(run_dir: Path) -> list[str]:
-    """Return the files of code/ without bytecode."""
+    """Return the files of code/ without bytecode, and without the metadata of the library."""
     files = [path for path in (run_dir / "code").rglob("*") if path.is_file()]
     made = f".{sys.implementation.cache_tag}.pyc"
-    return sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
+    names = sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
+    return [name for name in names if ".dist-info/" not in name]
 
 
 def rank_environment(script: Path) -> str:
@@ -475,7 +475,7 @@ def test_job_scripts_source_the_copy_that_was_made_with_them(desk: Desk) -> None
     for cluster in ("slurm", "pbs"):
         assert desk.type(f"cluster={cluster}", f"run_dir={cluster}") == 0
         for name in SOURCED:
-            assert Path(cluster, "code", name).read_text() == (PROJECT / name).read_text()
+            assert Path(cluster, "code", name).read_text() == (REPO / name).read_text()
         desk.write(f"src/hpc/jobs/{cluster}.bash", "echo edited since\n")
         environ = {"SLURM_JOB_ID": "17", "PATH": os.environ["PATH"]}
         ran = subprocess.run(
@@ -483,7 +483,7 @@ def test_job_scripts_source_the_copy_that_was_made_with_them(desk: Desk) -> None
         )
         assert ran.returncode == 2 and "edited" not in ran.stdout and ran.stderr.startswith("job.sh: error: ")
         assert "missing or damaged" not in ran.stderr
-        desk.write(f"src/hpc/jobs/{cluster}.bash", (PROJECT / f"src/hpc/jobs/{cluster}.bash").read_text())
+        desk.write(f"src/hpc/jobs/{cluster}.bash", (REPO / f"src/hpc/jobs/{cluster}.bash").read_text())
 
 
 def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
@@ -497,12 +497,12 @@ def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
     assert Path("mine/code/train.py").read_text() == "# changed\n"
     assert "+# changed" in Path("mine/code.diff").read_text()
     made_by = json.loads(Path("mine/made_by.json").read_text())
-    assert len(made_by["commit"]) == 40 and made_by["hpc"] == __version__
+    assert len(made_by["commit"]) == 40 and made_by["hpc"] == library.library_version()
 
 
 def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk) -> None:
     desk.write("src/p/b.py", "begun, but no Python yet\n")
-    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
     source = Path("mine/code/src/p/build/runs/a.py")
     compiled = Path(importlib.util.cache_from_source(str(source)))
     # As importlib compares them (PEP 552): no flags, then the time and the size of the source.
@@ -671,7 +671,7 @@ def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
 
 def test_the_shipped_project_is_copied_whole() -> None:
     names = set(snapshot.project_files())
-    assert {"train.py", "submit.py", "env.sh", "configs/cluster/local.yaml", "src/hpc"} <= names
+    assert {"train.py", "submit.py", "env.sh", "configs/cluster/local.yaml"} <= names
     assert not any(name.startswith(("runs/", ".git/", ".venv/")) or "__pycache__" in name for name in names)
 
 

@@ -29,18 +29,18 @@ def holding(folder: Path) -> list[Path]:
 def test_no_job_script_holds_it(cluster: str, desk: Desk) -> None:
     desk.set.setenv("KEY", SECRET)
     words = ["A=${oc.env:KEY}", "B=${oc.env:KEY}/x", "C='${oc.env:NO,a b}'", "D='${oc.env:NO,${oc.env:KEY}}'"]
-    more = ["cluster.setup=['export E=${oc.env:KEY}']", "cluster.node_local=${oc.env:KEY}", "cluster.account=a"]
+    more = ["cluster.node_local=${oc.env:KEY}", "cluster.account=a"]
     typed = [f"cluster={cluster}", "trainer.num_nodes=1", *(f"+cluster.env.{word}" for word in words), *more]
     assert desk.type(*typed, "--dry-run") == 0 and SECRET not in desk.out, desk.err
     assert desk.type(*typed) == 0, desk.err
     assert holding(desk.runs()[0]) == []
     script = "".join(path.read_text() for path in desk.runs()[0].glob("*.sh"))
-    exported = [line.strip() for line in script.splitlines() if line.strip()[:9] in {f"export {x}=" for x in "ABCDE"}]
+    exported = [line.strip() for line in script.splitlines() if line.strip()[:9] in {f"export {x}=" for x in "ABCD"}]
     shown = subprocess.run(
-        ["bash", "-c", "\n".join([*exported, 'echo "$A|$B|$C|$D|$E"'])],
+        ["bash", "-c", "\n".join([*exported, 'echo "$A|$B|$C|$D"'])],
         env={"PATH": os.defpath, "KEY": SECRET}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert shown.stdout.strip() == f"{SECRET}|{SECRET}/x|a b|{SECRET}|{SECRET}"
+    assert shown.stdout.strip() == f"{SECRET}|{SECRET}/x|a b|{SECRET}"
     without = subprocess.run(["bash", "-ec", exported[0]], env={"PATH": os.defpath}, capture_output=True, text=True)
     assert without.returncode and "KEY: is not in this job: export it where" in without.stderr
 
@@ -81,7 +81,7 @@ def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> Non
         "more": {"deep": ["${oc.env:KEY}"]},
     }
     assert module.hparams.token == SECRET
-    words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.setup=['${oc.env:KEY} x']"]
+    words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.options=['${oc.env:KEY} x']"]
     cfg = compose.compose_overrides(words)
     module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
     assert SECRET not in str(saved_hparams(cfg, module))

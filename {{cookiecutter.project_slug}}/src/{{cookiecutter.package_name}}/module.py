@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hpc.training.module import InitialGroupsLambdaLR, NetworkModule, make_float64_mean_metric
+from hpc.training.parallel import split_groups_by_mesh
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-
-from hpc.training.module import InitialGroupsLambdaLR, NetworkModule, make_float64_mean_metric
-from hpc.training.parallel import split_groups_by_mesh
 
 IGNORED_TARGET = -100  # torch's default: such a target counts neither in the loss nor in a metric
 

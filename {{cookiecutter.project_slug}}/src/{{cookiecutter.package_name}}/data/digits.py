@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
-
 from hpc.config.errors import ConfigError
 from hpc.data.data_module import DataModule, warp_images
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
 # The images are sorted by digit and counted off in tens: of each ten, 7 are for training, 1 for validation, 2 for the
 # test. The seed does not change this, so every run is tested on the same images.

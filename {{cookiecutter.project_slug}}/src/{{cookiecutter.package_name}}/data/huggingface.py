@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader
-
 from hpc.checkpoint.tokenizer_folder import load_tokenizer, reject_missing_folder
 from hpc.config import extras
 from hpc.config.errors import ConfigError, first_line
 from hpc.data.text_files import list_examples
+from torch.utils.data import DataLoader
 
 END = "\n"  # of an example, if the tokenizer has no token for it
 

@@ -4,12 +4,11 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
 from hpc.data.data_module import DataModule, warp_images
 from hpc.data.image_datasets import ImageFiles
 from hpc.data.image_files import Samples, image_identity, list_images, reject_fewer_outputs_than_classes
+from torch import Tensor
+from torch.utils.data import Dataset
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as pretrained networks expect
 

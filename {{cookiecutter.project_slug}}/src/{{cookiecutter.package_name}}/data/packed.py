@@ -4,13 +4,12 @@ import os
 from functools import cached_property
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from hpc.data import packed_files
 from hpc.data.file_parts import FileParts
 from hpc.data.image_datasets import PackedSamples
 from hpc.data.image_files import reject_fewer_outputs_than_classes
 from hpc.data.packed_files import PackedFile
+from torch.utils.data import Dataset
 
 from .images import ImageDataModule
 

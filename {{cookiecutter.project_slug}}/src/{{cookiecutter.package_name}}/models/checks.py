@@ -7,10 +7,9 @@ whole config. If it returns a dict, as those of `hpc.data.file_checks` do, its v
 import math
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from hpc.config import extras
 from hpc.config.errors import ConfigError
+from omegaconf import DictConfig
 
 
 def check_optimizer(optimizer: DictConfig, cfg: DictConfig) -> None:

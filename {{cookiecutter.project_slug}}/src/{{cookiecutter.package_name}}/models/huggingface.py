@@ -5,10 +5,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from hpc.config.errors import ConfigError, first_line
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-
-from hpc.config.errors import ConfigError, first_line
 
 from .checks import require_pretrained
 

@@ -1,0 +1,167 @@
+"""The packages that a project needs: those of this library, and its own, which its pyproject.toml names.
+
+Imports neither of them, and only the standard library before a version is compared: the installation uses this, too.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution, version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hpc.config import library
+from hpc.config.project import PROJECT
+
+PACKAGES = ("torch", "lightning")
+OTHER_VERSION = "load another module, or, if this version works for you, change the range in a copy of hpc in src/"
+FIX = f"source env.sh, {OTHER_VERSION}"
+
+
+@dataclass(frozen=True)
+class InstalledPackage:
+    """A package that this Python would import.
+
+    Attributes:
+        folder: where it lies.
+        supported: the range of versions, such as ">=2.10,<2.14"; "" for any version.
+    """
+
+    name: str
+    version: str
+    folder: str
+    supported: str
+
+    @property
+    def rule(self) -> str:
+        """The range in which the version must be, as a rule of a `ConfigError`."""
+        return f"must be in the range {self.supported} of {library.DISTRIBUTION}, but the one in {self.folder} is not"
+
+    def is_supported(self) -> bool:
+        """Return whether the release is in the range: 2.13.0+cu126 and 2.13.0a0+nv25.12 are builds of 2.13.0."""
+        return _is_in_range(self.version, self.supported)
+
+
+def _is_in_range(installed: str, supported: str) -> bool:
+    """Return whether a version, or its release, is in a range: 2.13.0a0+nv25.12 is a build of 2.13.0."""
+    versions = [installed, *re.findall(r"^(?:\d+!)?\d+(?:\.\d+)*", installed)]
+    specifiers = _import_packaging("specifiers").SpecifierSet(supported)
+    with suppress(ValueError):  # packaging's InvalidVersion
+        return any(specifiers.contains(version, prereleases=True) for version in reversed(versions))
+    return False
+
+
+def _import_packaging(name: str) -> Any:
+    try:
+        return import_module(f"packaging.{name}")
+    except ImportError:  # in an environment that has only pip yet
+        return import_module(f"pip._vendor.packaging.{name}")
+
+
+def read_requirements() -> list[str]:
+    """Return all that env.sh installs: what this library and the project need, with the project's own extras.
+
+    Of the extras of the library, those that the project's pin names.
+    """
+    table = _read_project_table(PROJECT)
+    pinned, own = _split_pin(table)
+    of_library = _selected(library.read_requirements(), _extras(pinned))
+    return [*of_library, *own, *chain(*table.get("optional-dependencies", {}).values())]
+
+
+def read_extra(name: str) -> list[str]:
+    """Return the packages of an extra of the library, which are installed on request."""
+    requirements = library.read_requirements()
+    always = _selected(requirements, [])
+    return [text for text in _selected(requirements, [name]) if text not in always]
+
+
+def unmet_requirements(code: Path) -> list[tuple[str, str | None]]:
+    """Return the requirements of a project, and of its copy of the library, that this Python does not meet.
+
+    Extras are left out, as not every run needs them.
+
+    Args:
+        code: the project, or the copy of a job.
+
+    Returns:
+        Each requirement, such as "einops>=0.8", and the version that is installed, or None.
+    """
+    _, own = _split_pin(_read_project_table(code))
+    own_library = library.read_requirements(code / "src") if (code / "src" / "hpc").is_dir() else None
+    needed = [*_selected(library.read_requirements() if own_library is None else own_library, []), *own]
+    unmet: list[tuple[str, str | None]] = []
+    for text in needed:
+        requirement = _import_packaging("requirements").Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            unmet.append((text, None))
+        else:
+            unmet += [] if _is_in_range(installed, str(requirement.specifier)) else [(text, installed)]
+    return unmet
+
+
+def _read_project_table(code: Path) -> dict[str, Any]:
+    with (code / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["project"]
+
+
+def _split_pin(table: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the requirement of this library, "" if there is none, and the project's other requirements."""
+    texts = table.get("dependencies", [])
+    own = [text for text in texts if not is_requirement_of(text, library.DISTRIBUTION)]
+    return next((text for text in texts if text not in own), ""), own
+
+
+def _extras(requirement: str) -> list[str]:
+    names = re.match(r"[\w.-]+ *\[([^\]]*)\]", requirement)
+    return [name.strip() for name in names[1].split(",")] if names else []
+
+
+def _selected(requirements: Sequence[str], extras: Sequence[str]) -> list[str]:
+    """Return the requirements that always hold, and those of these extras, without that marker."""
+    parts = [re.fullmatch(r"(.+?)(?:; *extra == ['\"]([\w-]+)['\"])?", text) for text in requirements]
+    return [part[1].strip() for part in parts if part and (part[2] is None or part[2] in extras)]
+
+
+def is_requirement_of(requirement: str, package: str) -> bool:
+    """Return whether a requirement such as "torch>=2.10,<2.14" is one of this package."""
+    return re.match(rf"{package}(?![\w.-])", requirement) is not None
+
+
+def installed_package(name: str) -> InstalledPackage | None:
+    """Return the package of this name that this Python would import; None if there is none."""
+    try:
+        package = distribution(name)
+    except PackageNotFoundError:
+        return None
+    requirements = [text.partition(";")[0] for text in read_requirements() if is_requirement_of(text, name)]
+    ranges = [re.sub(rf"^{name} *(\[.*\])?", "", text).strip() for text in requirements]
+    return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(filter(None, ranges)))
+
+
+def unsupported_packages(names: tuple[str, ...] = PACKAGES) -> list[InstalledPackage]:
+    """Return those packages whose installed version is outside the range of the library."""
+    packages = [installed_package(name) for name in names]
+    return [package for package in packages if package and not package.is_supported()]
+
+
+def reject_unsupported_packages() -> None:
+    """Raise `ConfigError` if this Python has torch or lightning in a version that is not supported."""
+    from hpc.config.errors import ConfigError  # only here: an installation begins without its libraries
+
+    for package in unsupported_packages():
+        raise ConfigError(package.name, package.version, package.rule, FIX)
+
+
+if __name__ == "__main__":
+    for unsupported in unsupported_packages(tuple(sys.argv[1:])):
+        print(f"{unsupported.name} {unsupported.rule}; got {unsupported.version}. Try: {OTHER_VERSION}")

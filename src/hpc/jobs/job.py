@@ -1,0 +1,169 @@
+"""The job of a config: what the scheduler is asked for follows from the Trainer and the cluster. Pure; no torch."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from hpc.config.errors import ConfigError
+from hpc.config.freezing import cluster_for_job_script
+from hpc.config.sections import ClusterConfig
+from hpc.config.walltime import walltime_seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """The contents of a job script. Each task drives one device."""
+
+    name: str
+    cluster: str  # its file, whose NAME.sh is sourced
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int  # that the run uses; `request` is the option that asks for them
+    cores_per_task: int | None
+    memory_gb: int | None  # per node; 0 asks for all of it, None for none
+    walltime_seconds: int
+    is_exclusive: bool  # whole nodes
+    account: str | None
+    partition: str | None
+    qos: str | None
+    constraint: str | None
+    request: str | None
+    options: tuple[str, ...]
+    launcher: str
+    container: str | None
+    env: dict[str, str]
+    interface: str | None
+    node_local: str | None
+    stage_env: bool
+    chain: int
+    retries: int  # the job stops after so many starts in a row without a newer checkpoint
+    umask: str
+    arguments: tuple[str, ...]  # of train.py
+    run_dir: Path | None = None  # None: the job makes one, named after it
+    members_file: Path | None = None  # of a job array: one run directory per line
+    num_members: int = 0
+    at_once: int | None = None  # members of an array that may run at the same time
+    code: Path | None = None  # folder of train.py and env.sh; None: the folder in which sbatch is typed
+    work_dir: Path | None = None  # relative paths of the config start here; None: where sbatch is typed
+    venv: Path | None = None  # None: the default of env.sh
+    is_search_trial: bool = False  # asks the search for its values before its first start
+    program: str = "train.py"  # that the ranks run; a path in `code`
+
+    @property
+    def is_reusable(self) -> bool:
+        """Return True if the script may be submitted many times: each of its jobs makes its own run directory."""
+        return not (self.run_dir or self.members_file)
+
+    @property
+    def gpu_hours(self) -> float:
+        """The most that the job may cost, in GPU-hours."""
+        return self.nodes * self.gpus_per_node * self.walltime_seconds / 3600
+
+
+def rank_environment_call(job: Job) -> str:
+    """Return the line of bash that exports the ranks' variables. Those of cluster.env come after it and win."""
+    words = [f"OMP_NUM_THREADS={job.cores_per_task or 1}"]
+    if job.interface:
+        words += [f"{key}_SOCKET_IFNAME={shlex.quote(job.interface)}" for key in ("NCCL", "GLOO")]
+    return f"set_rank_environment {' '.join(words)}"
+
+
+def source_library_lines(file: str, function: str) -> list[str]:
+    """Return the lines of bash that source a file of `hpc/jobs` in `$code`, or end with one message and exit code 2.
+
+    Args:
+        file: bash defines its functions only if it could read the whole file.
+        function: one of them, to tell whether it could.
+    """
+    path = f"$code/src/hpc/jobs/{file}"
+    advice = "if the run was moved, type: python submit.py resume=FOLDER"
+    return [
+        f'{{ source "{path}" 2>/dev/null && declare -F {function} >/dev/null; }} ||',
+        f'    {{ echo "job.sh: error: {path} is missing or damaged; {advice}" >&2; exit 2; }}',
+    ]
+
+
+def source_installed_library_lines(job: Job, file: str, function: str) -> list[str]:
+    """Return the lines of bash that do so in a script that a person submits: with the library of the environment.
+
+    The first start copies the code into the run directory. A job that is started again has that copy in `$code`.
+    """
+    # A run's copy of env.sh uses the environment of the project, too.
+    lines = [f'export VENV="${{VENV:-{"$work_dir" if file == "pbs.bash" else "$PWD"}/.venv}}"']
+    lines += [f'{{ [ -e "$code/env.sh" ] && CLUSTER=\'{job.cluster}\' source "$code/env.sh" &&']
+    if job.container:
+        setup = 'for file in "$code/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do'
+        name = shlex.quote(f"{job.cluster}.sh")
+        lines = [setup, f'    [ ! -e "$file/"{name} ] || source "$file/"{name} || exit 2', "done"]
+        lines += [f'{{ python() {{ {job.container} python "$@"; }} &&']
+    sentence = "job.sh: error: this must be submitted in the folder of a project whose environment is complete"
+    return [
+        *lines,
+        f"    source <(PYTHONPATH=$code/src python -sPm hpc.jobs.sourced {file}) &&",
+        f"    declare -F {function} >/dev/null; }} ||",
+        f'    {{ echo "{sentence}" >&2; exit 2; }}',
+    ]
+
+
+def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
+    """Return the job that a checked config describes.
+
+    Args:
+        arguments: of train.py, for a script that holds no run directory.
+        fields: of `Job`, from `run_dir` on.
+
+    Raises:
+        ConfigError: a time, or a `{field}` of the cluster's file, cannot be read.
+    """
+    cluster = cluster_for_job_script(cfg)
+    nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
+    gpus = devices if cfg.trainer.accelerator == cluster.accelerator and cluster.gpus_per_node else 0
+    all_gpus = bool(gpus) and gpus == cluster.gpus_per_node
+    cores = cluster.cores_per_gpu
+    sizes = {"nodes": nodes, "tasks": devices, "gpus": gpus, "cores": (cores or 1) * devices}
+    return Job(
+        name=cfg.name,
+        cluster=cluster.name,
+        nodes=nodes,
+        tasks_per_node=devices,
+        gpus_per_node=gpus,
+        cores_per_task=cores,
+        memory_gb=_memory_share_gb(cluster, gpus, all_gpus=all_gpus),
+        walltime_seconds=walltime_seconds("cluster.time", cluster.time),
+        is_exclusive=cluster.exclusive and all_gpus,
+        account=cluster.account or None,
+        partition=cluster.partition,
+        qos=cluster.qos,
+        constraint=cluster.constraint,
+        request=_fill_in_sizes("cluster.request", cluster.request, sizes) if cluster.request else None,
+        options=tuple(cluster.options),
+        launcher=_fill_in_sizes("cluster.launcher", cluster.launcher, sizes),
+        container=cluster.container,
+        env=cluster.env,
+        interface=cluster.interface,
+        node_local=cluster.node_local,
+        stage_env=cluster.stage_env,
+        chain=cluster.chain,
+        retries=cfg.faults.retries,
+        umask="027" if cfg.group_readable else "077",
+        arguments=arguments,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def _memory_share_gb(cluster: ClusterConfig, gpus: int, *, all_gpus: bool) -> int | None:
+    """Return the main memory per node, in GB: the share that belongs to the GPUs that are used."""
+    if cluster.memory_gb is None or all_gpus or not cluster.gpus_per_node:
+        return cluster.memory_gb
+    return cluster.memory_gb * max(gpus, 1) // cluster.gpus_per_node or None
+
+
+def _fill_in_sizes(key: str, text: str, sizes: dict[str, int]) -> str:
+    """Return a value of the cluster's file with its `{nodes}`, `{gpus}`, ... replaced."""
+    try:
+        return text.format(**sizes)
+    except (KeyError, ValueError, IndexError):
+        names = ", ".join(f"{{{name}}}" for name in sizes)
+        raise ConfigError(key, text, f"must use no names in braces but {names}", f"{key}='...'") from None

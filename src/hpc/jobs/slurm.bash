@@ -1,0 +1,205 @@
+# Functions for Slurm's job scripts, which source this file; hpc/jobs/slurm.py renders them. A job starts or continues a
+# run, counts the starts that brought no newer checkpoint, and ends as the ranks' verdict says or is requeued.
+#
+# A job script sets `set -eo pipefail` (not -u: the module command of some sites fails under it) and these variables:
+#   retries                    the job is not requeued after so many starts in a row without a newer checkpoint
+#   run_dir, code, work_dir    begin_run: the run directory, its code, and the folder in which relative paths start
+#   members, code, work_dir    begin_array_run: members is a file with one run directory per line
+#   name, code                 begin_new_run: the run directory is named after it and after the job, and has a copy of the code
+#
+# bash reads a sourced file to its end before it runs any of it, so editing this file does not affect a running job.
+# The braces around everything make one command: if the file was cut off, bash runs nothing of it.
+# shellcheck shell=bash disable=SC2154,SC2034 # variables that the script sets, and variables that it uses
+
+{
+
+# -- The start of a job --
+
+begin_run() { # made by submit.py
+    enter_allocation "$@"
+    job=$SLURM_JOB_ID
+    reject_script_of_another_run "$run_dir"
+    cd "$work_dir" || exit
+    resume_command="sbatch $(printf %q "$run_dir/job.sh")"
+    prepare_start
+}
+
+begin_array_run() { # of a sweep or a search: the run of this array task
+    enter_allocation "$@"
+    job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    reject_script_of_another_run "${members%/*}"
+    cd "$work_dir" || exit
+    run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$members")
+    code=$run_dir/code
+    resume_command="sbatch $(printf %q "$run_dir/job.sh")"
+    prepare_start
+}
+
+begin_new_run() { # of a script that a person submits, such as those in slurm/: it has no run directory yet
+    enter_allocation "$@"
+    job=$SLURM_JOB_ID
+    make_run_directory
+    [ -e "$run_dir/code" ] || PYTHONPATH=$code/src python -sPm hpc.run.snapshot "$run_dir" || exit 2
+    code=$run_dir/code
+    resume_command="srun python train.py resume=$(printf %q "$run_dir")" # inside salloc
+    [ "${ENVIRONMENT:-}" != BATCH ] || resume_command="scontrol requeue $job"
+    prepare_start
+}
+
+enter_allocation() { # ARGUMENTS of the script, of which there must be none
+    if [ -z "${SLURM_JOB_ID:-}" ]; then
+        echo "job.sh: error: there is no allocation: submit this file with sbatch, or run it inside salloc" >&2
+        exit 1
+    fi
+    if [ $# != 0 ]; then
+        echo "job.sh: error: arguments are not used: $*; type them after submit.py" >&2
+        exit 2
+    fi
+    # Variables of the shell that submitted this must not reach the ranks; srun passes on all that is exported below.
+    unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END
+    export SLURM_EXPORT_ENV=ALL
+}
+
+# A copy of a run directory contains a copy of the script, which would continue the original run. Slurm runs its own
+# copy of the script, so only Slurm knows which file was submitted.
+reject_script_of_another_run() { # FOLDER of this run, or of its array
+    local folder=$1 script
+    script=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/^ *Command=//p' || true)
+    [ "${0##*/}" != job.sh ] || script=$(realpath "$0")
+    if [[ $script = */job.sh && -e ${script%/*}/code && ! $script -ef $folder/job.sh ]]; then
+        echo "job $job: error: this script belongs to the run in $folder, not to the one in ${script%/*};" \
+            "to continue that one: python submit.py resume=$(printf %q "${script%/*}")" >&2
+        exit 2
+    fi
+}
+
+# Several scripts in one job get a directory each. A requeued script finds its own again.
+make_run_directory() {
+    local restart=${SLURM_RESTART_COUNT:-0} script number other_restart other_script
+    script=$(cksum <"$0" || true)
+    mkdir -p runs
+    for number in '' -{2..999}; do
+        run_dir=$PWD/runs/${name}_$SLURM_JOB_ID$number
+        mkdir "$run_dir" 2>/dev/null && break
+        { read -r other_restart other_script <"$run_dir/.script"; } 2>/dev/null || continue
+        [ "$other_script" != "$script" ] || [ "$other_restart" -ge "$restart" ] || break
+    done
+    echo "$restart $script" >"$run_dir/.script"
+    export HPC_RUN_DIR=$run_dir # for all ranks
+}
+
+prepare_start() { # Slurm may start the same job several times
+    earlier='' # the verdict of the previous start; the file stays until the ranks of this start write theirs
+    [ "$(read_outcome)" != finished ] || { echo "job $job: the run is finished already" && exit 0; }
+    mkdir -p "$run_dir"
+    earlier=$(read_verdict)
+
+    stalled=0 before=$(measure_progress) # the count starts at 0 when a person submits the job
+    [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
+    [[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file: bash arithmetic would execute its contents
+    stalled=$((10#$stalled + 1))
+    record_stalled_starts
+
+    # The end of the allocation, in unix seconds. Slurm sets SLURM_JOB_END_TIME since 23.02.
+    local end=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e || true)}
+    if [[ $end =~ ^[0-9]+$ ]]; then
+        export HPC_JOB_END=$end
+    fi
+}
+
+# -- The state of the run and of the job --
+
+read_verdict() { cat "$run_dir/verdict" 2>/dev/null || true; }
+
+read_outcome() { # of this start
+    [ "$(read_verdict)" = "$earlier" ] || read_verdict | sed -n 's/^outcome //p'
+}
+
+measure_progress() { # names sort by step; an incomplete checkpoint ends in .part; a prediction writes parts instead
+    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
+    find "$run_dir/predictions/" -maxdepth 1 -name 'part-*' 2>/dev/null | sort | tail -n 1 || true
+}
+
+record_stalled_starts() { # starts in a row that brought no newer checkpoint
+    [[ $(measure_progress) > $before ]] && stalled=0
+    echo "$stalled" >"$run_dir/stalled" || true # even if the disk is full
+}
+
+query_job_state() { # of this start: running, cut short, cancelled or requeued
+    local now='' restarts=" Restarts=${SLURM_RESTART_COUNT:-0} "
+    for _ in {1..30}; do # the controller may be down for a while
+        now=$(scontrol show job "$job") && break
+        sleep 10
+    done
+    case $now in
+    "" | *JobState=RUNNING*"$restarts"*) echo running ;;
+    *Reason=TimeLimit*"$restarts"* | *"$restarts"*PreemptTime=[0-9]*) echo cut short ;;
+    *"$restarts"*) echo cancelled ;;
+    *) echo requeued ;; # by Slurm itself, or this node was lost and the job continues elsewhere
+    esac
+}
+
+# -- The ranks, and the end of a job --
+
+# NAME.sh of the cluster, and this user's own after it, as env.sh does.
+source_cluster_files() { # NAME
+    local file
+    for file in "$code/configs/cluster/$1.sh" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template/$1.sh"; do
+        # shellcheck source=/dev/null
+        [ ! -e "$file" ] || source "$file" || { echo "job.sh: error: $file failed: its last command returned $?" >&2; exit 2; }
+    done
+}
+
+set_rank_environment() { # NAME=VALUE ...; the script exports cluster.env after it, which wins
+    # Print without buffering, print stacks on a crash; submit.py has compiled the code, so ranks write no bytecode.
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1
+    export PYTHONHASHSEED=${PYTHONHASHSEED:-0} # otherwise list(set(names)) differs between processes
+    export MASTER_PORT=$((10000 + RANDOM % 20000)) # a new port for each start; ranks derive the address from the nodes
+    # shellcheck disable=SC2163 # the arguments are NAME=VALUE
+    export "$@"
+}
+
+# On TERM the ranks save a checkpoint. The script must not end before them, as its end would kill them.
+stay_alive_on_term() { trap requeue_if_cut_short TERM; }
+
+# Requeue at once when Slurm cuts the job short (time limit or preemption): soon after TERM it kills the ranks that are
+# still running, and this script with them.
+requeue_if_cut_short() {
+    record_stalled_starts
+    [ "$(query_job_state)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true
+}
+
+exit_unfinished() { # REASON
+    echo "job $job: $*; to continue: $resume_command" >&2
+    exit $((status ? status : 1))
+}
+
+exit_as_ranks_did() { # PID of the launcher
+    ranks=$1
+    trap 'kill "$ranks"' INT # Ctrl-C inside salloc
+    while wait "$ranks"; status=$?; kill -0 "$ranks" 2>/dev/null; do :; done # a signal interrupts wait, not the ranks
+    record_stalled_starts
+
+    case $(read_outcome) in # srun changes exit codes, so the ranks write their common verdict into a file
+    finished) exit 0 ;;
+    failed) exit_unfinished "failed (exit code $status); the reason is above and in $run_dir" ;;
+    *) [ "$status" -ne 2 ] || exit_unfinished "rejected; the reason is above" ;; # another job may be running it
+    esac
+    case $(query_job_state) in
+    cancelled) exit_unfinished "cancelled" ;;
+    requeued) echo "job $job: Slurm starts it again" && exit "$status" ;;
+    esac
+    [ "$stalled" -lt "$retries" ] ||
+        exit_unfinished "failed: $stalled starts in a row brought no newer checkpoint (exit code $status)"
+    echo "job $job: not finished (exit code $status), so it is requeued"
+    scontrol requeue "$job" && exit 0
+    exit_unfinished "not requeued"
+}
+
+run_ranks() { # COMMAND of srun
+    stay_alive_on_term
+    "$@" &
+    exit_as_ranks_did $!
+}
+
+}

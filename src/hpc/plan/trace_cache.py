@@ -1,0 +1,161 @@
+"""A cache of traces. A process of its own makes a trace that is missing. Imports no torch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+from hpc.config.batch_size import with_class_batch_size
+from hpc.config.build import strip_check_keys
+from hpc.config.preflight import unset_keys
+from hpc.config.project import HPC, PROJECT, SOURCES, child_environment, project_name
+from hpc.plan.setup import ParallelLayout
+from hpc.plan.trace_types import Trace
+from hpc.system import home
+
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "traces"
+# Of this package, what a trace depends on.
+TRACER_FILES = (
+    "cuda_kernels",
+    "example_batches",
+    "measured_step",
+    "meter",
+    "module_source",
+    "part_boundaries",
+    "trace_types",
+    "tracer",
+)
+OWN_FILES = tuple(f"plan/{name}.py" for name in TRACER_FILES)
+OWN_FILES += ("training/blocks.py", "training/dry_run.py", "training/fake_tensors.py", "training/parallel.py")
+OWN_FILES += ("data/batch_contents.py", "data/data_module.py")
+# The same for all runs, because a trace does not depend on them.
+OPTIMIZER_VALUES = {"lr": 0.001, "weight_decay": 0.1}
+DATA_KEYS = ("batch_size", "global_batch_size", "num_workers", "seed", "stage", "node_local")
+TIMEOUT_SECONDS = 600  # a step that takes longer is not traced
+
+
+class TracingError(Exception):
+    """The module cannot be made, or the tracer cannot be started; the message says why."""
+
+
+def load_traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> list[Trace]:
+    """Return a trace for each setup, of a training step of the config's module.
+
+    A step that does not run on tensors without content is traced by its parameters alone (`Trace.by_parameters`).
+
+    Raises:
+        TracingError
+    """
+    requests = [_trace_request(cfg, setup) for setup in setups]
+    digests = [_digest(request) for request in requests]
+    traces = {digest: trace for digest in set(digests) if (trace := _read(digest))}
+    missing = {digest: request for digest, request in zip(digests, requests, strict=True) if digest not in traces}
+    made = _run_tracer(list(missing.values())) if missing else []
+    for digest, trace in zip(missing, made, strict=True):
+        traces[digest] = trace
+        if trace.is_lasting:
+            _write(digest, trace)
+    return [traces[digest] for digest in digests]
+
+
+def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
+    """Return the arguments of a trace as plain data."""
+    parameters, autocast = setup.computes_in
+    model, blocks = strip_check_keys(cfg.model), cfg.strategy.blocks
+    if isinstance(optimizer := model.get("optimizer"), dict):
+        model["optimizer"] = {key: OPTIMIZER_VALUES.get(key, value) for key, value in optimizer.items()}
+    data, data_error = _data_request(cfg)
+    return {
+        "model": model,
+        "data": data,
+        "data_error": data_error,
+        "parameters": parameters,
+        "autocast": autocast,
+        "tensor_parallel": setup.tensor_parallel,
+        "blocks": list(blocks) if isinstance(blocks, ListConfig) else blocks,
+    }
+
+
+def _data_request(cfg: DictConfig) -> tuple[dict[str, Any] | None, str]:
+    """Return the node of the data with which the module is traced, or None and why there is none."""
+    if unset := [key for key in unset_keys(cfg) if key.startswith("data.")]:
+        return None, f"{', '.join(unset)} has no value"
+    if cfg.data.get("_target_") is None:
+        return None, "the module brings its own loaders (data=none)"
+    node = with_class_batch_size(strip_check_keys(cfg.data), cfg)
+    return node, ""
+
+
+def _digest(request: dict[str, Any]) -> str:
+    """Return a digest of all that a trace depends on: the request, the researcher's sources, versions of libraries."""
+    data = {key: value for key, value in (request.get("data") or {}).items() if key not in DATA_KEYS}
+    hashed = sha256(json.dumps(request | {"data": data}, sort_keys=True).encode(errors="surrogateescape"))
+    hashed.update(version("torch").encode())
+    sources = [path for path in SOURCES.rglob("*.py") if not path.is_relative_to(SOURCES / HPC)]
+    own_files = [Path(__file__).parents[1] / name for name in OWN_FILES]
+    for path in (PROJECT / "constraints.txt", *sorted(sources), *own_files, *_sources_beside(request)):
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()[:32]
+
+
+def _sources_beside(request: dict[str, Any]) -> list[Path]:
+    """Return the sources of targets that lie neither in the project nor among the installed packages."""
+    names = sorted(set(re.findall(r'"_target_": "(\w+)', json.dumps(request))))
+    origins = [Path(spec.origin) for name in names if (spec := find_spec(name)) and spec.origin]
+    known = (*LIBRARIES, str(SOURCES))
+    beside = [path for path in origins if path.suffix == ".py" and not str(path).startswith(known)]
+    packages = [sorted(path.parent.rglob("*.py")) if path.stem == "__init__" else [path] for path in beside]
+    return [file for files in packages for file in files]
+
+
+def _read(digest: str) -> Trace | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged
+        return Trace.from_json((CACHE / f"{digest}.json").read_text(encoding="utf-8"))
+    return None
+
+
+def _write(digest: str, trace: Trace) -> None:
+    temporary = CACHE / f".{digest}-{os.getpid()}"
+    with suppress(OSError):  # the home is full or cannot be written: the next call traces again
+        CACHE.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(trace.to_json(), encoding="utf-8")
+        temporary.replace(CACHE / f"{digest}.json")
+
+
+def _run_tracer(requests: Sequence[dict[str, Any]]) -> list[Trace]:
+    sys.stderr.write(f"tracing a training step, once, in {' and '.join(sorted(set(map(_precision, requests))))} ...\n")
+    command = [sys.executable, "-m", f"{__package__}.tracer"]
+    environ = child_environment(os.environ)
+    try:
+        process = subprocess.run(
+            command, input=json.dumps(requests), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise TracingError(f"it took more than {TIMEOUT_SECONDS} s") from None
+    except OSError as error:
+        raise TracingError(str(error)) from None
+    try:
+        answers = json.loads(process.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last_line = (process.stderr.strip().splitlines() or ["the tracer ended without an answer"])[-1]
+        raise TracingError(last_line) from None
+    for answer in answers:
+        if "error" in answer:
+            raise TracingError(answer["error"])
+    return [Trace.from_json(json.dumps(answer)) for answer in answers]
+
+
+def _precision(request: dict[str, Any]) -> str:
+    return f"{request['autocast']}-mixed" if request["autocast"] else f"{request['parameters']}-true"

@@ -1,0 +1,74 @@
+"""Whether this Python can run the project. Programs call this before all other imports, so any Python 3 can read it."""
+
+import os
+import re
+import shlex
+import sys
+from importlib.util import find_spec
+
+OLDEST = (3, 11)  # as pyproject.toml
+PACKAGES = ("omegaconf", "hydra", "torch", "lightning")  # without which no program begins
+INTERFACE = 1  # what the programs of a project call; another number where that changes
+LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def require_environment(project, interface):  # type: ignore[no-untyped-def]
+    """End the program, with the line to type, if this Python or this library cannot run the project.
+
+    Args:
+        project: its folder.
+        interface: the number of the library's interface that its programs use.
+    """
+    missing = [name for name in PACKAGES if not find_spec(name)]
+    copy = os.path.join(project, "src", os.path.basename(LIBRARY))
+    problem = _problem_of_copy(copy)
+    file = os.path.relpath(os.path.join(project, "env.sh"))
+    fix = f"Type, in bash or zsh: source {shlex.quote(file)}"
+    if sys.version_info < OLDEST:
+        reason = "Python {}.{} or newer is needed, and this is {}".format(*OLDEST, sys.version.split()[0])
+    elif missing:
+        reason = "this Python does not have {}".format(", ".join(missing))
+    elif problem:
+        reason = f"{copy} is not a whole copy of the library: {problem}"
+        fix = "Remove it, or copy all of the library there"
+    elif interface != INTERFACE:
+        reason = "these programs use interface {} of the library, and the one in {} has {}"
+        reason = reason.format(interface, LIBRARY, INTERFACE)
+    else:
+        reason = _difference_from_pin()
+    if reason:
+        sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {reason} ({sys.executable}). {fix}\n")
+        sys.exit(2)
+
+
+def _difference_from_pin():  # type: ignore[no-untyped-def]
+    """Return how the library differs from the pinned one; "" in the copy of a job, whose environment may be newer."""
+    from hpc.config import library  # only here: it is for Python 3.11 and newer
+
+    return library.differs_from_pin()
+
+
+def _problem_of_copy(copy):  # type: ignore[no-untyped-def]
+    """Return what is wrong with a library in src/, which an update may have left; "" if it is whole, or has no sources.
+
+    The copy of a job is not looked at again.
+    """
+    names = [os.path.join(folder, name) for folder, _, names in os.walk(copy) for name in names]
+    sources = [name for name in names if name.endswith(".py")]
+    if all("__pycache__" in name for name in names) or os.path.isfile(
+        os.path.join(copy, "..", "..", "..", "made_by.json")
+    ):
+        return ""
+    if not os.path.isfile(os.path.join(copy, "__init__.py")):
+        return "it has no __init__.py"
+    imported = set()
+    for name in sources:
+        with open(name, encoding="utf-8") as file:
+            for room, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", file.read()):
+                imported.update((room, module.split(" as ")[0].strip()) for module in modules.split(","))
+    lacking = sorted("/".join(pair) + ".py" for pair in imported if not _is_module(os.path.join(copy, *pair)))
+    return "it lacks {}".format(", ".join(lacking[:3])) if lacking else ""
+
+
+def _is_module(path):  # type: ignore[no-untyped-def]
+    return os.path.exists(path + ".py") or os.path.exists(os.path.join(path, "__init__.py"))

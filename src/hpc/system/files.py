@@ -1,0 +1,116 @@
+"""Read files that others may have made or damaged: only regular files. Write a file whole or not at all."""
+
+import errno
+import json
+import os
+import socket
+import stat
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+MAX_TEXT_BYTES = 2**28  # of a text file: none of ours is larger
+
+
+def open_regular_file(path: str | Path) -> IO[bytes]:
+    """Open a file for reading.
+
+    Raises:
+        OSError: the file cannot be opened or is not regular. Reading a pipe would block, and a device may be endless.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        rule = "is a directory" if stat.S_ISDIR(mode) else "must be a regular file"
+        raise OSError(errno.EINVAL, rule, str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def open_for_append(path: Path) -> IO[bytes]:
+    """Open a file for reading and appending, or create it. Reject links, which could lead anywhere."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "a+b")
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Return the whole of a UTF-8 text file.
+
+    Raises:
+        OSError: the file cannot be read, is no regular file, or is larger than `MAX_TEXT_BYTES`.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    with open_regular_file(path) as stream:
+        content = stream.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"must be at most {MAX_TEXT_BYTES >> 20} MiB", str(path))
+    return content.decode(errors=errors)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is no JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def source_checksum(project: Path, library: Path) -> str:
+    """Return a checksum of a project's train.py and src/, and of the library: the same wherever the same code lies.
+
+    Args:
+        library: the package that the project uses, unless it has a copy in src/.
+    """
+    sources = {path.relative_to(project): path for path in [project / "train.py", *(project / "src").rglob("*.py")]}
+    if not (project / "src" / library.name).exists():
+        sources |= {Path("src", path.relative_to(library.parent)): path for path in library.rglob("*.py")}
+    checksum = 0
+    for name, path in sorted(sources.items()):
+        checksum = zlib.crc32(path.read_bytes(), zlib.crc32(str(name).encode(), checksum))
+    return f"{checksum:08x}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Whoever reads it meanwhile gets the old content."""
+    # The host and the process are part of the name, as another process may write the same file at the same time.
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file whole or not at all, and sync it to the disk: it survives a power cut. Raises `OSError`.
+
+    Args:
+        write: called with the stream to write to.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def append_whole(file: int, data: bytes) -> None:
+    """Append all of the data or nothing. Raises `OSError`, on a full disk for example."""
+    size = os.fstat(file).st_size
+    try:
+        if os.write(file, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(file, size)
+        raise

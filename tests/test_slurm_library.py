@@ -1,0 +1,80 @@
+"""Check on a real Slurm that queued and requeued jobs keep the library that they were submitted with."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+from slurm_project import FILES, QUIET, Desk
+from test_stage import small_environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Copy the library, as a clone has it, whose runs say so."""
+    folder = tmp_path / "clone"
+    shutil.copytree(REPO / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(REPO / name, folder)
+    file = folder / "src" / "hpc" / "training" / "attempt.py"
+    said = 'print("of the clone")\n        print(f"run directory'
+    file.write_text(file.read_text().replace('print(f"run directory', said, 1))
+    return folder
+
+
+@pytest.fixture
+def desk(slurm, project: Path, clone: Path, tmp_path: Path) -> Desk:
+    """Make a project that uses the library of that clone."""
+    copy = Path(shutil.copytree(project, tmp_path / "project"))
+    for name, text in FILES.items():
+        (copy / name).write_text(text)
+    pin(copy, clone.as_uri())
+    small_environment(copy, tmp_path / "venv", library=clone)
+    desk = Desk(slurm, copy)
+    desk.env |= {"VENV": str(tmp_path / "venv"), "PATH": f"{tmp_path}/venv/bin:{desk.env['PATH']}"}
+    return desk
+
+
+def pin(project: Path, address: str) -> None:
+    file = project / "pyproject.toml"
+    file.write_text(re.sub(r'(hpc-ml\[.*\] @ )[^"]+', rf"\g<1>{address}", file.read_text()))
+
+
+def test_a_queued_job_survives_an_update_another_library_and_the_deletion_of_the_clone(desk, clone, tmp_path):
+    job, run_dir = submitted(desk, "cluster.options=[--hold]")
+    borrowed = next((tmp_path / "venv").glob("lib/python3*/site-packages/borrowed.pth"))
+    borrowed.write_text(borrowed.read_text().replace(f"{clone}/src", f"{REPO}/src"))  # as source env.sh leaves it
+    shutil.rmtree(clone)
+    pin(desk.project, REPO.as_uri())  # as cruft update does
+    (desk.project / "train.py").write_text("raise SystemExit('of newer code')\n")
+    desk.slurm.call("scontrol", "release", job)
+    ended = desk.ended(job)
+    assert ended.state == "COMPLETED" and "of the clone" in ended.log, ended.log
+    made_by = json.loads((run_dir / "made_by.json").read_text())
+    assert made_by["hpc"] == "0.3.0+unknown" and made_by["hpc_origin"] == f"the clone {clone}"
+    assert "hpc-ml 0.3.0+unknown, the copy of this job" in ended.log
+
+
+def test_a_job_whose_environment_no_longer_has_what_its_library_needs_stops_before_its_ranks(desk):
+    job, run_dir = submitted(desk, "cluster.options=[--hold]")
+    (metadata,) = (run_dir / "code" / "src").glob("hpc_ml-*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text().replace("tqdm>=4.66", "tqdm>=99"))
+    desk.slurm.call("scontrol", "release", job)
+    ended = desk.ended(job)
+    assert ended.state == "FAILED" and "does not meet tqdm>=99, which this code needs" in ended.log, ended.log
+    assert not (run_dir / "attempts.jsonl").exists()
+
+
+def submitted(desk: Desk, *words: str) -> tuple[str, Path]:
+    sizes = ["trainer=ddp", "trainer.devices=2", "trainer.max_steps=2"]
+    python = f"{desk.env['VENV']}/bin/python"
+    command = [python, "submit.py", "--parsable", "cluster=test", *QUIET, *sizes, *words]
+    done = subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job, run_dir = done.stdout.strip().split(" ", 1)
+    return job, Path(run_dir)

@@ -1,0 +1,3 @@
+# Modules of JUPITER Booster, in env.sh and in jobs. Source in jupiter.yaml: [2]
+module --force purge
+module load Stages/2026 GCC Python
