@@ -28,8 +28,10 @@ case "$*" in
   *version_info*) exit ${{STUB_OLD:-0}} ;;
   "-m venv "*)
     [ -z "${{STUB_HALF:-}}" ] || {{ mkdir "$3/bin"; kill -9 $PPID; exit; }}
-    {python} -m venv --without-pip "$3" && rm "$3/bin/python" && cp "$0" "$3/bin/python" ;;
-  "-m pip --version") [ "$0" != {stub} ] ;;
+    {python} -m venv --without-pip "$3" && rm "$3/bin/python" && cp "$0" "$3/bin/python"
+    for packages in "$3"/lib/python3*/site-packages; do
+        mkdir -p "$packages/pip-1.dist-info" && touch "$packages/pip-1.dist-info/RECORD"
+    done ;;
   *"-Im pip install"*--no-deps*)
     sleep ${{STUB_SECONDS:-0}}; echo "pip is done" >>{log}; [ -z "${{STUB_LIBRARY:-}}" ] || exit 1
     {python} {library} "$0" "${{@: -1}}" ;;
@@ -40,7 +42,7 @@ esac
 """
 # Instead of pip: leave of the library what an installation of this commit leaves, and its sources as they are here.
 LIBRARY = """
-import json, re, shutil, sys
+import re, shutil, sys
 from pathlib import Path
 
 packages = next(Path(sys.argv[1]).parents[1].glob("lib/python3*/site-packages"))
@@ -48,11 +50,10 @@ for former in packages.glob("hpc_ml-*"):
     shutil.rmtree(former)
 (packages / "hpc").is_symlink() or (packages / "hpc").symlink_to(HPC)
 (commit,) = re.findall("[0-9a-f]{40}", sys.argv[2])
-source = {"url": sys.argv[2]} if sys.argv[2].endswith(".whl") else {"url": "x", "vcs_info": {"commit_id": commit}}
 info = packages / f"hpc_ml-0.3.0+g{commit}.dist-info"
 info.mkdir()
 (info / "METADATA").write_text(METADATA.replace("COMMIT", commit))
-(info / "direct_url.json").write_text(json.dumps(source))
+(info / "RECORD").touch()
 """
 # Python imports this at its start, from a folder on PYTHONPATH.
 WITHOUT_LOCKS = """
@@ -199,11 +200,12 @@ def test_the_library_is_replaced_by_the_pinned_commit(place):
 
 def test_a_library_that_is_half_installed_or_from_an_index_is_replaced(place):
     assert place.bash('source "$ENV"')[0] == 0
-    (source,) = place.venv.glob("lib/python3*/site-packages/hpc_ml-*.dist-info/direct_url.json")
-    source.unlink()
-    assert place.bash('source "$ENV"')[0] == 0
-    assert place.asked("--no-deps") == 2 and place.asked("lightning>=") == 1
-    assert next(place.venv.glob("lib/python3*/site-packages/hpc_ml-*.dist-info/direct_url.json")).exists()
+    (library,) = place.venv.glob("lib/python3*/site-packages/hpc_ml-*.dist-info")
+    (library / "RECORD").unlink()  # pip writes it last
+    assert place.bash('source "$ENV"')[0] == 0 and place.asked("--no-deps") == 2 and (library / "RECORD").exists()
+    library.rename(library.with_name("hpc_ml-0.3.0.dist-info"))  # a release without a commit
+    assert place.bash('source "$ENV"')[0] == 0 and place.asked("--no-deps") == 3 and library.exists()
+    assert place.asked("lightning>=") == 1
 
 
 def test_a_folder_of_wheels_has_the_library_too(place):
@@ -262,7 +264,7 @@ def server(kind: str) -> Iterator[str]:
 def test_an_address_that_does_not_give_the_library_is_one_sentence(kind, place):
     """Let the real pip and git try."""
     file = place.project / "env.py"
-    file.write_text(file.read_text().replace("LIMIT_SECONDS = 300", "LIMIT_SECONDS = 10"))
+    file.write_text(file.read_text().replace('SPEED_TIME": "60"', 'SPEED_TIME": "5"'))
     pinned = place.project / "pyproject.toml"
     path = f"{place.folder}/bin" if kind == "no git" else os.environ["PATH"]
     (place.folder / "bin").mkdir()
@@ -275,9 +277,8 @@ def test_an_address_that_does_not_give_the_library_is_one_sentence(kind, place):
         )
     *_, last = done.stderr.strip().splitlines()
     assert done.returncode == 1 and not done.stdout
-    assert last.startswith("env.sh: hpc-ml c") and f"{address}@{COMMITS[0]}" in last
+    assert last.startswith("env.sh: hpc-ml cannot be installed from") and f"{address}@{COMMITS[0]}" in last
     assert "PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1 source env.sh" in last
-    assert ("within 10 s" in last) == (kind == "hangs")
     with (place.venv / ".env.sh-lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no git is left, which would keep it
 
@@ -594,8 +595,9 @@ def site_python(place: Place, version: str) -> dict[str, str]:
     """Return the environment of a shell in which a module has put this version of torch on PYTHONPATH."""
     folder = place.folder / "module"
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "torch-0.dist-info").mkdir(parents=True)
-    (folder / "torch-0.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    info = folder / f"torch-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
     (folder / "packaging").symlink_to(Path(packaging.__file__).parent)
     return {"PYTHONPATH": str(folder)}
 
@@ -625,9 +627,7 @@ def test_a_torch_of_the_site_that_is_not_supported_is_rejected_before_anything_i
 
 def test_a_python_that_has_torch_is_told_when_another_is_installed(place):
     code, _, err = place.bash('source "$ENV"', **site_python(place, "2.12.0"))
-    assert (
-        code == 0 and f"has torch 2.12.0 in {place.folder}/module; to use it (>=2.10,<2.14 is supported), type: " in err
-    )
+    assert code == 0 and f"has torch-2.12.0 in {place.folder}/module; to use it, type: VERSIONS=site source env.sh" in err
     assert place.asked("--constraint constraints.txt") == 1
     before = place.log.read_text()
     code, _, err = place.bash('source "$ENV"', VERSIONS="site")

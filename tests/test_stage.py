@@ -37,7 +37,7 @@ def small_environment(project: Path, venv: Path, library: Path = REPO) -> None:
     shutil.copy(Path(sys.prefix) / "share" / "config-signatures.json", venv / "share")
     places = (project / "constraints.txt", project / "pyproject.toml", library / "pyproject.toml")
     files = [place.read_text().rstrip() for place in places]
-    (venv / ".complete-my-research").write_text("\n".join([str(venv), "pinned", *files]))
+    (venv / ".complete-my-research").write_text("\n".join(["pinned", *files]))
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ A copy in src/ comes first. Otherwise it is the commit in pyproject.toml, which 
 """
 
 import fcntl
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -18,10 +16,9 @@ from urllib.parse import unquote
 
 PROJECT = Path(__file__).resolve().parent
 SOURCES = PROJECT / "src"
-INTERFACE = 1  # of the library, as these programs use it
+INTERFACE = 1  # the version of the library's interface that this project's programs use
 LOCK = ".env.sh-lock"  # in the environment
 SITE_FOLDERS = "site_python.pth"  # in its site-packages, with VERSIONS=site: the package folders of the site's Python
-LIMIT_SECONDS = 300  # to fetch the library, which is small
 OFFLINE = "Without internet or git: PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1 source env.sh (README, Environment)"
 
 
@@ -41,64 +38,53 @@ def use_library():
     interpreter.require_environment(str(PROJECT), INTERFACE)
 
 
-def complete(venv):
-    """Make or complete an environment: the library as pyproject.toml pins it, then all that it and the project need.
-
-    Return the path that it was made with. A job installs nothing: this only checks that its code can run.
-    """
-    import tomllib  # not in the Pythons that only use_library rejects
-
-    is_job = bool(os.environ.keys() & {"SLURM_JOB_ID", "PBS_JOBID"})
-    if not is_job:
-        reject_conflicts()
-    try:
-        table = tomllib.loads(read(PROJECT / "pyproject.toml"))["project"]
-    except (tomllib.TOMLDecodeError, KeyError) as error:
-        end(f"{PROJECT}/pyproject.toml cannot be read: {error}")
-    marker = f".complete-{table['name']}"  # one per project, as projects may share an environment
-    made_as = read(venv / marker).partition("\n")[0] or str(venv)
-    if made_as != str(venv) and not (os.path.exists(made_as) and os.path.samefile(made_as, venv)):
-        end(f"{venv} was made as {made_as} and cannot be moved: remove it, then source again")
-    venv = Path(made_as)
-    python, packages = venv / "bin" / "python", Path(sysconfig.get_path("purelib", "venv", vars={"base": made_as}))
+def prepare(venv):
+    """Install what this project needs and the environment lacks. In a job, only check that the code can run there."""
+    python = venv / "bin" / "python"
     if python.is_symlink() and not python.exists():
         end(f"the Python of {venv} is missing: load its module, or remove {venv} and source env.sh again")
-    if is_job:
+    if os.environ.keys() & {"SLURM_JOB_ID", "PBS_JOBID"}:
         if not python.exists():
             fix = "source env.sh on a login node, then submit again (python submit.py resume=RUN_DIR)"
             end(f"there is no environment in {venv}, and jobs do not install: {fix}")
-        call_library(packages, "--check")
-        return venv
-    pin = next((text.partition("@")[2].strip() for text in table["dependencies"] if re.match(r"hpc-ml\b", text)), "")
+        return call_library(python, "hpc.run.environment")
+    reject_conflicts()
+    name, pin = read_pyproject()
+    folder = Path(unquote(pin[len("file://") :])) if pin.startswith("file:") else PROJECT
+    if not (folder / "pyproject.toml").exists():
+        end(f"pyproject.toml pins hpc-ml to {folder}, where it is not: clone the template there, or change the pin")
+    packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(venv)}))
+    mode = os.environ.get("VERSIONS") or ("site" if (packages / SITE_FOLDERS).exists() else "pinned")
+    marker = venv / f".complete-{name}"  # one per project, as projects may share an environment
+    # A clone of the library is used as it is, and what it requires may change.
+    files = [PROJECT / "constraints.txt", PROJECT / "pyproject.toml", folder / "pyproject.toml"]
+    content = "\n".join([mode, *(read(file).rstrip() for file in files)])
+    if read(marker) != content or not is_installed(pin, packages):
+        reject_unsuitable(venv, mode, packages)
+        with locked(venv):  # another process may have installed something meanwhile
+            if not any(packages.glob("pip-*.dist-info/RECORD")):
+                make(venv, packages, mode)
+            if not is_installed(pin, packages):
+                install_library(python, pin, folder)
+            if read(marker) != content:
+                call_library(python, "hpc.run.installation", mode)
+                marker.with_suffix(".part").write_text(content, encoding="utf-8", errors="surrogateescape")
+                marker.with_suffix(".part").replace(marker)
+
+
+def read_pyproject():
+    """Return the project's name, and the address of its library, as git+https://host/template@COMMIT."""
+    import tomllib  # only here: any Python 3 can call use_library
+
+    try:
+        table = tomllib.loads(read(PROJECT / "pyproject.toml"))["project"]
+        pins = [text.partition("@")[2].strip() for text in table["dependencies"] if re.match(r"hpc-ml\b", text)]
+        name, pin = table["name"], "".join(pins[:1])
+    except (tomllib.TOMLDecodeError, KeyError) as error:
+        end(f"{PROJECT}/pyproject.toml cannot be read: {error}")
     if not re.fullmatch(r"file://.+|git\+.+@[0-9a-f]{40}", pin):
         end(f"pyproject.toml must pin hpc-ml as git+ADDRESS@COMMIT (40 digits) or a folder; it has {pin or 'none'}")
-    mode = os.environ.get("VERSIONS") or ("site" if (packages / SITE_FOLDERS).exists() else "pinned")
-    # A folder is a clone of the library, whose requirements may change.
-    folders = [PROJECT, Path(folder_of(pin))] if pin.startswith("file:") else [PROJECT]
-    files = [PROJECT / "constraints.txt", *(folder / "pyproject.toml" for folder in folders)]
-    content = "\n".join([made_as, mode, *(read(file).rstrip() for file in files)])
-    if read(venv / marker) != content or not is_installed(pin, packages):
-        reject_unsuitable(venv, mode, packages)
-        with locked(venv):  # another process may have installed meanwhile
-            install(venv, pin, mode, packages, marker=venv / marker, content=content)
-    return venv
-
-
-def install(venv, pin, mode, packages, marker, content):
-    has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0
-    if not (os.path.samefile(sys.prefix, venv) and has_pip):  # otherwise env.sh calls the environment's own Python
-        make(venv, packages, mode)
-    if not is_installed(pin, packages):
-        install_library(venv / "bin" / "python", pin)
-    if read(marker) != content:
-        call_library(f"{folder_of(pin)}/src" if pin.startswith("file:") else packages, str(venv), mode)
-        part = marker.with_suffix(".part")
-        part.write_text(content, encoding="utf-8", errors="surrogateescape")
-        part.replace(marker)
-
-
-def folder_of(pin):
-    return unquote(pin[len("file://") :])
+    return name, pin
 
 
 def read(file):
@@ -106,13 +92,12 @@ def read(file):
     return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
 
 
-def call_library(place, *words):
-    """Run hpc.run.installation by this Python, whose packages VERSIONS=site uses, and end if it fails."""
-    path = [str(SOURCES), str(place), os.environ.get("PYTHONPATH", "")]
-    environ = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, path)), HPC_PROJECT=str(PROJECT))
-    command = [sys.executable, "-sPm", "hpc.run.installation", *words]
-    code = subprocess.run(command, env=environ, stdout=sys.stderr, close_fds=False).returncode
-    if code:
+def call_library(python, module, *words):
+    """Run a module of the library, of a copy in src/ if there is one, and end if it fails."""
+    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    environ = dict(os.environ, PYTHONPATH=path, HPC_PROJECT=str(PROJECT))
+    command = [str(python), "-sPm", module, *words]
+    if code := subprocess.run(command, env=environ, stdout=sys.stderr, close_fds=False).returncode:
         sys.exit(code)
 
 
@@ -164,6 +149,9 @@ def make(venv, packages, mode):
         packages.mkdir(parents=True, exist_ok=True)
         folders = [folder for folder in sys.path if folder and any(Path(folder).glob("*-info"))]
         (packages / SITE_FOLDERS).write_text("".join(f"{folder}\n" for folder in folders))
+    elif infos := [info for folder in sys.path for info in Path(folder).glob("torch-*.dist-info")]:
+        use = "to use it, type: VERSIONS=site source env.sh, with a new VENV"
+        say(f"note: {sys.executable} has {infos[0].stem} in {infos[0].parent}; {use}")
     done = subprocess.run([sys.executable, "-m", "venv", str(venv)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         reason = (done.stdout.decode(errors="replace").strip().splitlines() or ["it gave no reason"])[-1]
@@ -171,36 +159,32 @@ def make(venv, packages, mode):
 
 
 def is_installed(pin, packages):
-    """Return whether the environment has this very commit, or this very folder as it is."""
-    folders = list(packages.glob("hpc_ml-*.dist-info"))
-    try:
-        (source,) = [json.loads((folder / "direct_url.json").read_text()) for folder in folders]
-    except (OSError, ValueError):  # none, half of one, or one from an index
+    """Return whether the environment has this very commit, which is in its version, or this very folder as it is."""
+    infos = list(packages.glob("hpc_ml-*.dist-info"))
+    if len(infos) != 1 or not (infos[0] / "RECORD").exists():  # none, or half of one
         return False
     if pin.startswith("file:"):
-        return source["url"] == pin and source.get("dir_info", {}).get("editable", False)
-    commit = pin.rpartition("@")[2]  # in its name, too, if it is from a wheel
-    return commit in (source.get("vcs_info", {}).get("commit_id"), folders[0].stem.rpartition("+g")[2])
+        source = read(infos[0] / "direct_url.json")
+        return f'"{pin}"' in source and '"editable": true' in source
+    return infos[0].stem.endswith(f"+g{pin.rpartition('@')[2]}")
 
 
-def install_library(python, pin):
+def install_library(python, pin, folder):
     """Install the library alone: from a wheel of its commit in PIP_FIND_LINKS, or from its address."""
     places = os.environ.get("PIP_FIND_LINKS", "").split()
     wheels = [str(wheel) for place in places for wheel in Path(place).glob(f"hpc_ml-*+g{pin.rpartition('@')[2]}-*.whl")]
-    what = ["--editable", folder_of(pin)] if pin.startswith("file:") else wheels[:1] or [f"hpc-ml @ {pin}"]
-    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
-    environ = dict(os.environ, GIT_TERMINAL_PROMPT="0", GIT_SSH_COMMAND="ssh -o BatchMode=yes")
+    what = ["--editable", str(folder)] if pin.startswith("file:") else wheels[:1] or [f"hpc-ml @ {pin}"]
     say(f"installing hpc-ml from {what[-1]}")
+    # git asks for no password, and waits a minute for an address that does not answer.
+    ssh = "ssh -o BatchMode=yes -o ConnectTimeout=60 -o ServerAliveInterval=20"
+    limits = {"GIT_HTTP_LOW_SPEED_LIMIT": "1", "GIT_HTTP_LOW_SPEED_TIME": "60", "GIT_SSH_COMMAND": ssh}
+    environ = dict(os.environ, GIT_TERMINAL_PROMPT="0", **limits)
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
     command = [str(python), "-Im", "pip", "install", *options, *what]
-    pip = subprocess.Popen(command, env=environ, stdout=sys.stderr, close_fds=False, start_new_session=True)
-    try:
-        if pip.wait(LIMIT_SECONDS):
-            end(f"hpc-ml cannot be installed from {what[-1]} (see above). {OFFLINE}")
-    except subprocess.TimeoutExpired:
-        end(f"hpc-ml could not be fetched from {what[-1]} within {LIMIT_SECONDS} s. {OFFLINE}")
-    finally:
-        if pip.poll() is None:
-            os.killpg(pip.pid, signal.SIGKILL)  # and its git, which would keep the lock
+    if subprocess.run(command, env=environ, stdout=sys.stderr, close_fds=False).returncode:
+        end(f"hpc-ml cannot be installed from {what[-1]} (see above). {OFFLINE}")
+    if not is_installed(pin, Path(sysconfig.get_path("purelib", "venv", vars={"base": str(python.parents[1])}))):
+        end(f"{what[-1]} is not the pinned library: its version must end with the commit. Correct the pin")
 
 
 def say(sentence):
@@ -208,14 +192,13 @@ def say(sentence):
 
 
 def end(sentence):
-    say(sentence)
-    sys.exit(1)
+    sys.exit(f"env.sh: {sentence}")
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     try:
-        print(complete(folder))
+        prepare(folder)
     except OSError as error:
         end(f"cannot write into {folder}: {error}; set VENV to a folder that you can write into")
     except KeyboardInterrupt:

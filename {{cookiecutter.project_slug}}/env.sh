@@ -23,31 +23,42 @@ fi
 _env_print() { printf 'env.sh: %s\n' "$*" >&2; }
 
 _env_main() {
-    local here cluster=${CLUSTER-{{ cookiecutter.cluster }}} file venv python=${PYTHON:-python3}
+    # NAME.sh may have any variables of its own.
+    local _here _cluster=${CLUSTER-{{ cookiecutter.cluster }}} _setup venv python
     [ -z "${ZSH_VERSION:-}" ] || emulate -L ksh # NAME.sh is written for bash
-    here=$(CDPATH= cd -- "$(dirname -- "$_env_file")" >/dev/null && pwd) || return 1
+    _here=$(CDPATH= cd -- "$(dirname -- "$_env_file")" >/dev/null && pwd) || return 1
     # A job's cluster may be in a folder of hydra.searchpath.
-    if [ -n "$cluster" ] && [ ! -e "$here/configs/cluster/$cluster.yaml" ] && [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
-        _env_print "CLUSTER=$cluster has no file in $here/configs/cluster"
+    _setup=$_here/configs/cluster/$_cluster.yaml
+    if [ -n "$_cluster" ] && [ ! -e "$_setup" ] && [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
+        _env_print "CLUSTER=$_cluster has no file in $_here/configs/cluster"
         return 1
     fi
-    for file in "$here/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do
-        file=$file/$cluster.sh
-        [ ! -e "$file" ] || source "$file" || { _env_print "$file failed: its last command returned $?"; return 1; }
+    for _setup in "$_here/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do
+        _setup=$_setup/$_cluster.sh
+        [ ! -e "$_setup" ] || source "$_setup" || {
+            _env_print "$_setup failed: its last command returned $?"
+            return 1
+        }
     done
-    venv=${VENV:-$here/.venv}
+    venv=${VENV:-$_here/.venv} python=${PYTHON:-python3}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
     [ ! -x "$venv/bin/python" ] || python=$venv/bin/python
     if ! "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then
         _env_print "Python 3.11 or newer is needed, and '$python' is older or missing: load a module or set PYTHON"
         return 1
     fi
-    venv=$("$python" -sP "$here/env.py" "$venv") || return 1 # the same folder, perhaps by another name
+    "$python" -sP "$_here/env.py" "$venv" || return 1
     # Otherwise each process orders a set of strings differently: labels that are numbered by list(set(names)) would
     # change when a run is resumed.
     export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
     # If it is active already, PATH stays as it is.
-    [ "${VIRTUAL_ENV:-}" = "$venv" ] && [ "$(command -v python)" = "$venv/bin/python" ] || source "$venv/bin/activate"
+    [ "${VIRTUAL_ENV:-/}" -ef "$venv" ] && [ "$(command -v python)" = "$VIRTUAL_ENV/bin/python" ] && return
+    source "$venv/bin/activate"
+    if ! [ "$VIRTUAL_ENV" -ef "$venv" ]; then
+        _env_print "$venv was made as $VIRTUAL_ENV and cannot be moved: remove it, then source again"
+        deactivate
+        return 1
+    fi
 }
 
 if _env_main; then

@@ -13,7 +13,7 @@ import pytest
 
 from hpc.config import errors, project
 from hpc.programs import submit
-from hpc.run import directory, installation, snapshot
+from hpc.run import directory, environment, snapshot
 from hpc.submit import scheduler, scripts
 
 TOOLS = ["bash", "cat", "cp", "env", "git", "sleep"]
@@ -22,6 +22,7 @@ STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!
 SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]
 FILES = [
     *("train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"),
+    "src/hpc/__init__.py",  # a copy of the library
     *SOURCED,
 ]
 JUNK = [".gitignore", "runs/old/last.ckpt", "src/p/__pycache__/a.pyc", "outputs/x"]
@@ -92,7 +93,7 @@ class Desk:
         monkeypatch.delenv("HPC_RUN_DIR")
         monkeypatch.setenv("PATH", str(self.bin))
         monkeypatch.setattr(sys, "prefix", str(self.venv))
-        for module in (project, directory, snapshot):
+        for module in (project, directory, environment, snapshot):
             monkeypatch.setattr(module, "PROJECT", self.project)
         monkeypatch.setattr(scripts, "LIBRARY", self.project / "src" / "hpc")
         monkeypatch.setattr(snapshot, "distributions", lambda: [])
@@ -105,8 +106,8 @@ class Desk:
 
     def complete(self) -> None:
         """Mark the environment as complete, as env.sh does."""
-        marker = installation.completion_marker(self.venv, installation.PINNED, code=self.project)
-        (self.venv / f".complete-{project.project_name()}").write_bytes(marker)
+        texts = [(self.project / name).read_text().rstrip() for name in ("constraints.txt", "pyproject.toml")]
+        (self.venv / f".complete-{project.project_name()}").write_text("\n".join(["pinned", *texts]))
 
     def scheduler(self, behaviour: str) -> None:
         for name in ("sbatch", "qsub"):

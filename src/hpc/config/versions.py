@@ -4,7 +4,6 @@ Imports neither of them, and only the standard library before a version is compa
 """
 
 import re
-import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -81,7 +80,7 @@ def read_extra(name: str) -> list[str]:
     return [text for text in _selected(requirements, [name]) if text not in always]
 
 
-def unmet_requirements(code: Path) -> list[tuple[str, str | None]]:
+def unmet_requirements(code: Path) -> list[str]:
     """Return the requirements of a project, and of its copy of the library, that this Python does not meet.
 
     Extras are left out, as not every run needs them.
@@ -90,23 +89,23 @@ def unmet_requirements(code: Path) -> list[tuple[str, str | None]]:
         code: the project, or the copy of a job.
 
     Returns:
-        Each requirement, such as "einops>=0.8", and the version that is installed, or None.
+        such as ["einops>=0.8"].
     """
     _, own = _split_pin(_read_project_table(code))
     own_library = library.read_requirements(code / "src") if (code / "src" / "hpc").is_dir() else None
     needed = [*_selected(library.read_requirements() if own_library is None else own_library, []), *own]
-    unmet: list[tuple[str, str | None]] = []
-    for text in needed:
-        requirement = _import_packaging("requirements").Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate():
-            continue
-        try:
-            installed = version(requirement.name)
-        except PackageNotFoundError:
-            unmet.append((text, None))
-        else:
-            unmet += [] if _is_in_range(installed, str(requirement.specifier)) else [(text, installed)]
-    return unmet
+    return [text for text in needed if not _is_met(text)]
+
+
+def _is_met(text: str) -> bool:
+    """Return whether what is installed meets a requirement, or its marker says that this Python does not need it."""
+    requirement = _import_packaging("requirements").Requirement(text)
+    if requirement.marker and not requirement.marker.evaluate():
+        return True
+    try:
+        return _is_in_range(version(requirement.name), str(requirement.specifier))
+    except PackageNotFoundError:
+        return False
 
 
 def _read_project_table(code: Path) -> dict[str, Any]:
@@ -160,8 +159,3 @@ def reject_unsupported_packages() -> None:
 
     for package in unsupported_packages():
         raise ConfigError(package.name, package.version, package.rule, FIX)
-
-
-if __name__ == "__main__":
-    for unsupported in unsupported_packages(tuple(sys.argv[1:])):
-        print(f"{unsupported.name} {unsupported.rule}; got {unsupported.version}. Try: {OTHER_VERSION}")

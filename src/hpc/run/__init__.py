@@ -5,7 +5,8 @@ Others use
     command_line, program               from typed words to the config of a run, and to an exit code
     claim, attempt_log, restarts        who may write; what attempts have recorded; restarts by the scheduler
     watchdog, signals, stacks           ranks that fail together; warnings before the end of a job
-    snapshot, installation              the code of a job, and its Python environment, which env.sh creates
+    snapshot, environment               the code of a job, and its Python environment
+    installation                        what env.sh calls to complete this environment
     history, job_logs, last_seen        what runs have left, read again for tables and reports
 It needs config, launch and system, and imports neither torch nor lightning.
 """

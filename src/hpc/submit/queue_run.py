@@ -79,14 +79,14 @@ def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
         rule = "cannot be used with a chain of jobs: it waits for one job"
         raise ConfigError("--wait", None, rule, "cluster.chain=1, or leave --wait out")
     if not cfg.cluster.container:
-        from hpc.run import installation  # only here: --dry-run needs no environment
+        from hpc.run import environment  # only here: --dry-run needs no environment
 
         if code == project.PROJECT:
-            installation.reject_unsuitable_environment(Path(sys.prefix), code)
+            environment.reject_unsuitable_environment()
         else:  # the environment may belong to newer code by now
-            installation.reject_incomplete_environment(code)
+            environment.reject_incomplete_environment(code)
         if cfg.cluster.stage_env:
-            installation.pack_environment(Path(sys.prefix))
+            environment.pack_environment(Path(sys.prefix))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from hpc.config import compose, freezing, library, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
-from hpc.run import attempt_log, directory, frozen_config, installation, snapshot
+from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
 
 
@@ -632,7 +632,7 @@ def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypa
         if name == "two":  # as pip leaves it
             later = packages.stat().st_mtime + 5
             os.utime(packages, (later, later))
-        installation.pack_environment(desk.venv)
+        environment.pack_environment(desk.venv)
         listed = subprocess.run(["tar", "-tf", f"{desk.venv}.tar"], capture_output=True, text=True, check=True).stdout
         sizes.append("site-packages/two/" in listed)
     assert sizes == [False, False, True]
