@@ -289,6 +289,7 @@ def prepared(place: Path, project: Path | None) -> Path:
         project = Path(
             cookiecutter(str(HERE.parent), no_input=True, output_dir=str(place / "baked"), default_config=True)
         )
+    os.environ["HPC_PROJECT"] = str(project)
     sys.path[:0] = [str(project), str(project / "src"), str(HERE)]
     sys.dont_write_bytecode = True
     import hostile_programs

@@ -180,6 +180,7 @@ def prepared(project: Path, folder: Path, wanted: list[str]) -> Iterator["Rounds
     os.environ |= {"XDG_CONFIG_HOME": os.devnull, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PBS_", "HPC_", "MASTER_"))]:
         del os.environ[name]
+    os.environ["HPC_PROJECT"] = str(project)
     sys.path[:0] = [str(project), str(project / "src")]
     import lightning.pytorch.callbacks  # noqa: F401
     import optuna.storages.journal  # noqa: F401
