@@ -91,8 +91,10 @@ def pin(template, commit):
     if FOLDER:
         return Path(FOLDER).as_uri()
     address = re.sub(r"^git\+", "", without_secrets(template))
-    if scp := re.fullmatch(r"([\w.-]+@[\w.-]+):(?!//)(.+)", address):
-        address = f"ssh://{scp[1]}/{scp[2]}"
+    if scp := re.fullmatch(r"(?:([\w.-]+)@)?([\w.-]+):(?!//)(.+)", address):  # pip takes no git@host:place
+        user, host, place = scp.groups()
+        is_in_home = user not in (None, "git") and not place.startswith("/")  # of an account, not of a service for git
+        address = f"ssh://{user + '@' if user else ''}{host}/{'~/' if is_in_home else ''}{place.lstrip('/')}"
     if "://" not in address:
         folder = os.path.abspath(address)
         if os.path.exists(os.path.join(folder, "cookiecutter.json")):

@@ -627,7 +627,9 @@ def test_a_torch_of_the_site_that_is_not_supported_is_rejected_before_anything_i
 
 def test_a_python_that_has_torch_is_told_when_another_is_installed(place):
     code, _, err = place.bash('source "$ENV"', **site_python(place, "2.12.0"))
-    assert code == 0 and f"has torch-2.12.0 in {place.folder}/module; to use it, type: VERSIONS=site source env.sh" in err
+    assert (
+        code == 0 and f"has torch-2.12.0 in {place.folder}/module; to use it, type: VERSIONS=site source env.sh" in err
+    )
     assert place.asked("--constraint constraints.txt") == 1
     before = place.log.read_text()
     code, _, err = place.bash('source "$ENV"', VERSIONS="site")

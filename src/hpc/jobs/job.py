@@ -97,7 +97,8 @@ def source_installed_library_lines(job: Job, file: str, function: str) -> list[s
         setup = 'for file in "$code/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do'
         name = shlex.quote(f"{job.cluster}.sh")
         lines = [setup, f'    [ ! -e "$file/"{name} ] || source "$file/"{name} || exit 2', "done"]
-        lines += [f'{{ python() {{ {job.container} python "$@"; }} &&']
+        # env: an image may unset PYTHONPATH, as that of container.def does.
+        lines += [f'{{ python() {{ {job.container} env PYTHONPATH="$PYTHONPATH" python "$@"; }} &&']
     sentence = "job.sh: error: this must be submitted in the folder of a project whose environment is complete"
     return [
         *lines,

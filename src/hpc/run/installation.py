@@ -40,7 +40,10 @@ def _keep_torch(requirements: list[str]) -> list[str]:
     if not (torch := versions.installed_package("torch")):
         return requirements  # from a folder of wheels, or an index
     _print(f"using torch {torch.version} in {torch.folder}")
-    return [f"torch=={torch.version}", *(text for text in requirements if not versions.is_requirement_of(text, "torch"))]
+    return [
+        f"torch=={torch.version}",
+        *(text for text in requirements if not versions.is_requirement_of(text, "torch")),
+    ]
 
 
 def _check_versions(*names: str) -> None:

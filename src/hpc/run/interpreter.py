@@ -9,6 +9,7 @@ from importlib.util import find_spec
 OLDEST = (3, 11)  # as pyproject.toml
 PACKAGES = ("omegaconf", "hydra", "torch", "lightning")  # without which no program begins
 INTERFACE = 1  # what the programs of a project call; another number where that changes
+NEEDED = ("__init__.py", "configs/cluster/base.yaml", "jobs/slurm.bash", "jobs/pbs.bash")
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -54,20 +55,24 @@ def _problem_of_copy(copy):  # type: ignore[no-untyped-def]
     The copy of a job is not looked at again.
     """
     names = [os.path.join(folder, name) for folder, _, names in os.walk(copy) for name in names]
-    sources = [name for name in names if name.endswith(".py")]
     if all("__pycache__" in name for name in names) or os.path.isfile(
         os.path.join(copy, "..", "..", "..", "made_by.json")
     ):
         return ""
-    if not os.path.isfile(os.path.join(copy, "__init__.py")):
-        return "it has no __init__.py"
-    imported = set()
-    for name in sources:
-        with open(name, encoding="utf-8") as file:
-            for room, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", file.read()):
-                imported.update((room, module.split(" as ")[0].strip()) for module in modules.split(","))
-    lacking = sorted("/".join(pair) + ".py" for pair in imported if not _is_module(os.path.join(copy, *pair)))
+    lacking = missing_files(copy)
     return "it lacks {}".format(", ".join(lacking[:3])) if lacking else ""
+
+
+def missing_files(library):  # type: ignore[no-untyped-def]
+    """Return the files that a copy of the library lacks: modules that others import, and the first of each kind."""
+    imported = set()
+    for folder, _, names in os.walk(library):
+        for name in [name for name in names if name.endswith(".py")]:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                for room, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", file.read()):
+                    imported.update((room, module.split(" as ")[0].strip()) for module in modules.split(","))
+    lacking = sorted("/".join(pair) + ".py" for pair in imported if not _is_module(os.path.join(library, *pair)))
+    return [name for name in NEEDED if not os.path.isfile(os.path.join(library, name))] + lacking
 
 
 def _is_module(path):  # type: ignore[no-untyped-def]

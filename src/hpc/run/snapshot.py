@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from hpc.config import library
 from hpc.config.errors import ConfigError, exit_on_config_error, make_printable
 from hpc.config.project import HPC, LIBRARY, PROJECT
+from hpc.run import interpreter
 
 MAX_BYTES = 100 * 2**20  # code is smaller, and data lie elsewhere
 LEFT_OUT = {"runs", "outputs", "build"}  # of the project's own folders, where there is no git to ask
@@ -77,7 +79,12 @@ def copy_code(run_dir: Path) -> Path:
 def _copy_library(sources: Path) -> None:
     """Copy this library, from wherever it is imported, with its version and requirements."""
     if not (sources / HPC / "__init__.py").exists():  # otherwise a person's own copy
-        shutil.copytree(LIBRARY, sources / HPC, dirs_exist_ok=True)
+        with suppress(FileNotFoundError, shutil.Error):  # a file that goes away meanwhile is found to be missing below
+            shutil.copytree(LIBRARY, sources / HPC, dirs_exist_ok=True)
+        if lacking := interpreter.missing_files(sources / HPC):
+            rule = f"must not change while it is copied, but now lacks {', '.join(lacking[:3])}"
+            fix = "source env.sh, and start this again when nobody else installs into this environment"
+            raise ConfigError("the library hpc", str(LIBRARY), rule, fix)
     if not any(sources.glob("hpc_ml-*.dist-info")):
         metadata = sources / f"hpc_ml-{library.library_version()}.dist-info" / "METADATA"
         metadata.parent.mkdir()

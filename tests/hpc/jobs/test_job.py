@@ -144,6 +144,18 @@ def test_options_container_and_setup_of_the_cluster() -> None:
     )
 
 
+def test_a_script_for_an_image_uses_the_library_in_src(tmp_path: Path) -> None:
+    """Let an image unset PYTHONPATH, as that of container.def does. A copy of the library in src/ is a person's own."""
+    shutil.copytree(project.LIBRARY, tmp_path / "src" / "hpc")
+    (tmp_path / "src" / "hpc" / "jobs" / "slurm.bash").write_text("run_ranks() { :; }; echo MINE; exit\n")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "train.yaml").touch()
+    cfg = composed("cluster=slurm", "cluster.container=env -u PYTHONPATH", FOUR)
+    text = slurm.render_job_script(job.job_from_config(cfg, (FOUR, "cluster=slurm")))
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "MINE\n"), done.stderr
+
+
 def test_an_environment_is_staged_where_that_is_wanted() -> None:
     work = on("narval", FOUR, "cluster.stage_env=true")
     text, here = slurm.render_job_script(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"

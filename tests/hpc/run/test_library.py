@@ -14,6 +14,7 @@ from fork import ENVIRON, PROJECT, REPO
 
 from hpc import version
 from hpc.config import library
+from hpc.config.errors import ConfigError
 from hpc.run import snapshot
 
 SOURCES = REPO / "src" / "hpc"
@@ -80,9 +81,10 @@ def test_a_copy_may_have_more_than_the_library(project: Path) -> None:
     assert help_of_train(project).returncode == 0
 
 
-def test_a_copy_that_lacks_a_module_is_rejected(project: Path) -> None:
-    (copy_library(project) / "run" / "history.py").unlink()
-    assert "is not a whole copy of the library: it lacks run/history.py" in rejected(project)
+@pytest.mark.parametrize("name", ["run/history.py", "jobs/slurm.bash", "configs/cluster/base.yaml"])
+def test_a_copy_that_lacks_a_file_is_rejected(name: str, project: Path) -> None:
+    (copy_library(project) / name).unlink()
+    assert f"is not a whole copy of the library: it lacks {name}" in rejected(project)
 
 
 # -- What is pinned --
@@ -120,13 +122,16 @@ def test_the_copy_of_a_job_has_the_library_as_it_is_now(tmp_path: Path) -> None:
     assert library.read_requirements(tmp_path) == metadata.requires
 
 
+def test_a_library_that_is_replaced_while_it_is_copied_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip have removed a file, as where two projects share an environment."""
+    (Path(shutil.copytree(SOURCES, tmp_path / "hpc")) / "run" / "history.py").unlink()
+    monkeypatch.setattr(snapshot, "LIBRARY", tmp_path / "hpc")
+    with pytest.raises(ConfigError, match=r"must not change while it is copied, but now lacks run/history\.py"):
+        snapshot._copy_library(tmp_path / "code")
+
+
 def test_a_persons_copy_goes_with_the_job_and_is_noted(project: Path, tmp_path: Path) -> None:
     copy = copy_library(project)
-    edit(
-        copy / "run" / "command_line.py",
-        r"(?m)^import",
-        "import",
-    )
     (copy / "mine.py").touch()
     command = [sys.executable, "-c", "import sys; from pathlib import Path; from hpc.run import snapshot as s; "]
     command[-1] += "s.copy_code(Path(sys.argv[1]))"
