@@ -13,8 +13,8 @@ LIBRARY = Path(__file__).absolute().parents[1]  # the folder of this package
 HPC = LIBRARY.name
 
 
-def find_project(program: str, *, working_folder: Path, told: str | None) -> Path:
-    """Return the nearest folder with configs/train.yaml above the called program, else `told`, else above this place.
+def find_project(program: str, *, working_folder: Path, named: str | None) -> Path:
+    """Return the nearest folder with configs/train.yaml above the called program, else `named`, else one above here.
 
     Programs of the environment, such as pytest, belong to no project, even where the environment lies in one.
 
@@ -26,7 +26,7 @@ def find_project(program: str, *, working_folder: Path, told: str | None) -> Pat
     """
     file = Path(program).resolve()
     is_own = file.is_file() and not _is_in_environment(file)
-    if project := (is_own and _project_above(file.parent)) or (told and Path(told)) or _project_above(working_folder):
+    if project := (is_own and _project_above(file.parent)) or (named and Path(named)) or _project_above(working_folder):
         return project
     raise ImportError(
         f"hpc belongs to a project, and {TRAIN} is in no folder above {file if is_own else working_folder}.\n"
@@ -44,7 +44,7 @@ def _is_in_environment(file: Path) -> bool:
     return is_package or any(file.is_relative_to(folder) for folder in folders)
 
 
-PROJECT = find_project(sys.argv[0], working_folder=Path.cwd(), told=os.environ.get(VARIABLE))
+PROJECT = find_project(sys.argv[0], working_folder=Path.cwd(), named=os.environ.get(VARIABLE))
 SOURCES = PROJECT / "src"
 CONFIGS = PROJECT / "configs"
 

@@ -24,9 +24,9 @@ def projects(tmp_path: Path) -> list[Path]:
     return folders
 
 
-def found(words: list[str], folder: Path, told: Path | None = None) -> str:
+def found(words: list[str], folder: Path, named: Path | None = None) -> str:
     """Return the last line that Python prints."""
-    environ = {"PYTHONPATH": str(REPO / "src")} | ({project.VARIABLE: str(told)} if told else {})
+    environ = {"PYTHONPATH": str(REPO / "src")} | ({project.VARIABLE: str(named)} if named else {})
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
     return (done.stdout or done.stderr).strip().splitlines()[-1]
 
@@ -34,14 +34,14 @@ def found(words: list[str], folder: Path, told: Path | None = None) -> str:
 def test_a_program_belongs_to_the_nearest_project_above_it(projects: list[Path], tmp_path: Path) -> None:
     outer, inner = projects
     for folder in projects:
-        assert found([str(folder / "tools" / "check.py")], outer, told=tmp_path) == str(folder)
+        assert found([str(folder / "tools" / "check.py")], outer, named=tmp_path) == str(folder)
     (tmp_path / "link.py").symlink_to(inner / "tools" / "check.py")
     assert found([str(tmp_path / "link.py")], outer) == str(inner)
 
 
 def test_a_child_process_is_told_and_a_notebook_is_where_it_is(projects: list[Path]) -> None:
     outer, inner = projects
-    assert found(["-c", FIND], inner / "tools", told=outer) == str(outer)
+    assert found(["-c", FIND], inner / "tools", named=outer) == str(outer)
     assert found(["-c", FIND], inner / "tools") == str(inner)
 
 
@@ -60,7 +60,7 @@ def test_a_program_of_an_environment_belongs_to_no_project(projects: list[Path])
 def test_without_a_project_it_is_said_where_one_was_looked_for(tmp_path: Path) -> None:
     assert "call the train.py of a project, or go into its folder first" in found(["-c", FIND], tmp_path)
     with pytest.raises(ImportError, match=rf"configs/train\.yaml is in no folder above {tmp_path}"):
-        project.find_project("-c", working_folder=tmp_path, told=None)
+        project.find_project("-c", working_folder=tmp_path, named=None)
 
 
 def test_packages_and_single_files_in_src_are_the_researchers(projects: list[Path]) -> None:
