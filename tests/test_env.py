@@ -220,6 +220,31 @@ def test_a_folder_of_wheels_has_the_library_too(place):
     assert library.endswith(f"{wheels}/hpc_ml-0.3.0+g{COMMITS[0]}-py3-none-any.whl")
 
 
+@pytest.mark.parametrize("has_wheels", [False, True], ids=["address", "wheels"])
+def test_an_image_has_what_env_sh_installs(has_wheels, place, project):
+    """Do what container.def says, with folders of this test in place of the image's."""
+    text = (project / "container.def").read_text()
+    if has_wheels:
+        text = text.replace("    #wheels", "    wheels").replace("    #export", "    export")
+        (place.project / "wheels").mkdir()
+        (place.project / "wheels" / f"hpc_ml-0.3.0+g{COMMITS[0]}-py3-none-any.whl").touch()
+    shutil.copytree(project / "src", place.project / "src")
+    image = place.folder / "image"
+    files, post = (re.search(rf"(?m)^%{name}\n((?:    .*\n|\n)+)", text)[1] for name in ("files", "post"))
+    for name, target in re.findall(r"(?m)^    (\w\S*) (/opt/\S+)$", files):
+        (image / target.strip("/")).mkdir(parents=True, exist_ok=True)
+        source = place.project / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, image / target.strip("/") / name)
+    (place.folder / "apt-get").write_text("#!/bin/sh\n")
+    (place.folder / "apt-get").chmod(0o755)
+    script = post.replace("/opt/", f"{image}/opt/").replace("/var/", f"{image}/var/")
+    code, _, err = place.bash(script, PATH=f"{place.folder}:{os.environ['PATH']}")
+    assert code == 0 and not (image / "opt" / "project").exists(), err
+    assert list((image / "opt" / "venv").glob(f"lib/python3*/site-packages/hpc_ml-0.3.0+g{COMMITS[0]}.dist-info"))
+    (library,) = [line for line in place.log.read_text().splitlines() if "--no-deps" in line]
+    assert library.endswith(".whl") == has_wheels and place.asked("--constraint constraints.txt") == 1
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "sentence"),
     [

@@ -97,7 +97,8 @@ def call_library(python, module, *words):
     path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
     environ = dict(os.environ, PYTHONPATH=path, HPC_PROJECT=str(PROJECT))
     command = [str(python), "-sPm", module, *words]
-    if code := subprocess.run(command, env=environ, stdout=sys.stderr, close_fds=False).returncode:
+    code = subprocess.run(command, env=environ, stdout=sys.stderr, close_fds=False).returncode
+    if code:
         sys.exit(code)
 
 
@@ -145,11 +146,12 @@ def locked(venv):
 
 def make(venv, packages, mode):
     """Make the environment, with VERSIONS=site one that has the packages of this Python, and those of modules, too."""
+    infos = [info for folder in sys.path for info in Path(folder).glob("torch-*.dist-info")]
     if mode == "site":
         packages.mkdir(parents=True, exist_ok=True)
         folders = [folder for folder in sys.path if folder and any(Path(folder).glob("*-info"))]
         (packages / SITE_FOLDERS).write_text("".join(f"{folder}\n" for folder in folders))
-    elif infos := [info for folder in sys.path for info in Path(folder).glob("torch-*.dist-info")]:
+    elif infos:
         use = "to use it, type: VERSIONS=site source env.sh, with a new VENV"
         say(f"note: {sys.executable} has {infos[0].stem} in {infos[0].parent}; {use}")
     done = subprocess.run([sys.executable, "-m", "venv", str(venv)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
