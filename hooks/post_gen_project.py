@@ -12,16 +12,16 @@ from urllib.parse import quote
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 # The folder in which cookiecutter was called. The hook itself runs in the new project.
 CALLER = os.environ.get("PWD", "")
-# A folder whose library the project uses, in place of the template's address: for tests of the template itself.
+# A folder whose library the project uses, in place of the template's address: for make and the template's own tests.
 FOLDER = os.environ.get("HPC_ML_FOLDER", "")
 
 COMMIT_UNKNOWN = """
 `cruft update` cannot update this project: git gives no commit or no address of the template {template}.
 """
 FOLDER_ONLY = """
-The library hpc-ml is used from the folder {folder}, as it is there: elsewhere
-this project cannot be installed. Once the template has an address, type the first line in the project, with
-the same answers as now, and write the second into pyproject.toml:
+This project uses the library hpc-ml from the folder {folder}, as it is there, so it
+can be installed only on machines that have this folder. Once the template has an address, type the first line in
+the project, with the same answers as now, and write the second into pyproject.toml:
   cruft link ADDRESS --checkout {commit}
   "hpc-ml[deepspeed,search] @ git+ADDRESS@{commit}",
 """
@@ -39,7 +39,7 @@ def main():
     template, commit, changes = find_template()
     write_pin(pin(template, commit))
     if commit:
-        write_link(template, commit)
+        write_cruft_json(template, commit)
     is_folder = commit and os.path.isdir(template) and not FOLDER
     notes = [FOLDER_ONLY.format(folder=template, commit=commit)] * bool(is_folder) + [UNCOMMITTED] * bool(changes)
     note = "".join(notes) if commit else COMMIT_UNKNOWN.format(template=ANSWERS["_template"])
@@ -51,7 +51,7 @@ def main():
 def find_template():
     """Return the template's address, or its folder; its commit, None if git does not know; and what has changed in it.
 
-    A clone that is as its origin has it, says git without asking the network, is used by the address of the origin.
+    A clone without changes, whose commit is on a known branch of origin, counts as that address. No network is used.
     """
     folder = os.path.abspath(os.path.join(CALLER, ANSWERS["_repo_dir"]))
     is_local = ANSWERS["_template"] == ANSWERS["_repo_dir"]  # a folder was given; otherwise it is a clone
@@ -111,7 +111,7 @@ def write_pin(address):
     file.write_text(text.replace(" @ ADDRESS", f" @ {address}"), encoding="utf-8")
 
 
-def write_link(template, commit):
+def write_cruft_json(template, commit):
     """Write .cruft.json as `cruft create` does."""
     link = {
         "template": template,

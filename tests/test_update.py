@@ -426,7 +426,7 @@ import env
 venv, pin = Path(sys.argv[1]), sys.argv[2]
 packages = next(venv.glob("lib/python3*/site-packages"))
 assert not env.is_installed(pin, packages)
-env.install_library(venv / "bin" / "python", pin)
+env.install_library(venv / "bin" / "python", pin, None)
 assert env.is_installed(pin, packages)
 """
     versions = []

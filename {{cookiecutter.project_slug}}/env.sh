@@ -4,9 +4,10 @@
 #    ~/.config/hpc-ml-template/clusters.yaml. The default is CLUSTER={{ cookiecutter.cluster }}; CLUSTER='' loads none.
 # 2. Activate the virtual environment $VENV, by default .venv beside this file. The first time, env.py creates it with
 #    ${PYTHON:-python3}: the library hpc-ml at the commit in pyproject.toml, and all that it needs, in the versions of
-#    constraints.txt. After that nothing is installed and the network is not used, until one of these files changes.
-#    VERSIONS=site, needed once, uses the site's versions instead: the packages of $PYTHON, of a module or a container,
-#    and for the rest what pip finds (PIP_FIND_LINKS=, PIP_NO_INDEX=1), within the ranges of the library.
+#    constraints.txt. After that nothing is installed and the network is not used, until pyproject.toml or
+#    constraints.txt changes, or another project that shares the environment has installed another library.
+#    VERSIONS=site (type it the first time only) uses packages that $PYTHON has already, of a module or a container. pip
+#    installs the rest, in versions that the library supports. Offline: PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1.
 # The environment holds libraries only, so copies of the project can share it. For a notebook, set PYTHONPATH=src.
 
 _env_file=''
@@ -23,11 +24,11 @@ fi
 _env_print() { printf 'env.sh: %s\n' "$*" >&2; }
 
 _env_main() {
-    # NAME.sh may have any variables of its own.
+    # NAME.sh may set variables such as venv or python, so these begin with _.
     local _here _cluster=${CLUSTER-{{ cookiecutter.cluster }}} _setup venv python
     [ -z "${ZSH_VERSION:-}" ] || emulate -L ksh # NAME.sh is written for bash
     _here=$(CDPATH= cd -- "$(dirname -- "$_env_file")" >/dev/null && pwd) || return 1
-    # A job's cluster may be in a folder of hydra.searchpath.
+    # Without a file, a job goes on: its cluster may be in a folder of hydra.searchpath.
     _setup=$_here/configs/cluster/$_cluster.yaml
     if [ -n "$_cluster" ] && [ ! -e "$_setup" ] && [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
         _env_print "CLUSTER=$_cluster has no file in $_here/configs/cluster"

@@ -8,7 +8,7 @@ ROOT = Path(__file__).absolute().parents[2]  # of a clone
 
 
 def source_version() -> str:
-    """Return 0.3.0+gCOMMIT, at a tag, too, as two forks may have the same tag; 0.3.0+unknown without git.
+    """Return 0.3.0+gCOMMIT, at a tag, too, as forks may have the same tags; without git, 0.3.0+unknown.
 
     Uncommitted changes add `.dirty`.
     """
@@ -19,7 +19,7 @@ def source_version() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Return what git says of this clone, and not of a repository around it; "" if it says nothing."""
+    """Return the output of git for this clone, and not for a repository around it; "" if git fails."""
     command = ["git", f"--git-dir={ROOT}/.git", f"--work-tree={ROOT}", *arguments]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout.strip()

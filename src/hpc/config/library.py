@@ -51,7 +51,7 @@ def read_requirements(sources: Path = LIBRARY.parent) -> list[str]:
 def differs_from_pin() -> str:
     """Return how this library differs from the one that the project's pyproject.toml pins; "" if it does not.
 
-    A copy in src/ is a person's own, or of a job, whose environment may have changed since.
+    A library in src/ is never compared: it is a person's own, or of a job, which runs although the pin has changed.
     """
     if SOURCES in LIBRARY.parents:
         return ""
@@ -60,7 +60,7 @@ def differs_from_pin() -> str:
     except (tomllib.TOMLDecodeError, KeyError) as error:
         return f"{PROJECT}/pyproject.toml cannot be read: {error}"
     if pin.startswith("file:"):
-        is_pinned = (folder_of(pin) / "src").exists() and (folder_of(pin) / "src").samefile(LIBRARY.parent)
+        is_pinned = (folder_from_pin(pin) / "src").exists() and (folder_from_pin(pin) / "src").samefile(LIBRARY.parent)
     else:
         is_pinned = library_version().partition("+g")[2] == pin.rpartition("@")[2] != ""
     installed = f"hpc-ml is {library_version()} in {LIBRARY.parent}"
@@ -75,7 +75,7 @@ def read_pin(code: Path) -> str:
     return pins[0] if pins else ""
 
 
-def folder_of(pin: str) -> Path:
+def folder_from_pin(pin: str) -> Path:
     """Return the folder of a pin such as file:///a%20folder."""
     return Path(unquote(pin.removeprefix("file://")))
 
@@ -85,7 +85,7 @@ def is_clone() -> bool:
     return _read_clone(LIBRARY.parents[1]) is not None
 
 
-def origin() -> str:
+def describe_origin() -> str:
     """Return in words where this library comes from."""
     if SOURCES in LIBRARY.parents:
         return "a copy in src/" if not _is_job_copy() else "the copy of this job"
@@ -105,6 +105,6 @@ def _read_clone(root: Path) -> dict | None:
     return table if table.get("name") == DISTRIBUTION else None
 
 
-def _to_metadata(version: str, requirements: list[str]) -> str:
-    lines = ["Metadata-Version: 2.4", f"Name: {DISTRIBUTION}", f"Version: {version}"]
+def _to_metadata(version_text: str, requirements: list[str]) -> str:
+    lines = ["Metadata-Version: 2.4", f"Name: {DISTRIBUTION}", f"Version: {version_text}"]
     return "\n".join([*lines, *(f"Requires-Dist: {requirement}" for requirement in requirements), ""])

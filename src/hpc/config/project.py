@@ -20,6 +20,7 @@ def find_project(program: str, *, working_folder: Path, named: str | None) -> Pa
 
     Args:
         program: sys.argv[0], which may be a name without a file, such as "-c".
+        named: the value of HPC_PROJECT.
 
     Raises:
         ImportError: there is none.
@@ -29,7 +30,7 @@ def find_project(program: str, *, working_folder: Path, named: str | None) -> Pa
     if project := (is_own and _project_above(file.parent)) or (named and Path(named)) or _project_above(working_folder):
         return project
     raise ImportError(
-        f"hpc belongs to a project, and {TRAIN} is in no folder above {file if is_own else working_folder}.\n"
+        f"hpc must be used in a project, but no folder above {file if is_own else working_folder} has {TRAIN}.\n"
         "Try: call the train.py of a project, or go into its folder first"
     )
 

@@ -17,9 +17,13 @@ from typing import Any
 from hpc.config import library
 from hpc.config.project import PROJECT
 
-PACKAGES = ("torch", "lightning")
-OTHER_VERSION = "load another module, or, if this version works for you, change the range in a copy of hpc in src/"
-FIX = f"source env.sh, {OTHER_VERSION}"
+CHECKED = ("torch", "lightning")
+# For the torch of a site. The library's dist-info has its requirements.
+FIX_SITE_VERSION = (
+    "load another module; or, if this version works for you, copy hpc and hpc_ml-*.dist-info from site-packages into "
+    "src/, and change Requires-Dist in METADATA there"
+)
+FIX_VERSION = f"python -m pip install -c constraints.txt torch lightning; with VERSIONS=site, {FIX_SITE_VERSION}"
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,22 @@ def _import_packaging(name: str) -> Any:
         return import_module(f"pip._vendor.packaging.{name}")
 
 
-def read_requirements() -> list[str]:
+def requirements_to_install() -> list[str]:
     """Return all that env.sh installs: what this library and the project need, with the project's own extras.
 
     Of the extras of the library, those that the project's pin names.
     """
     table = _read_project_table(PROJECT)
     pinned, own = _split_pin(table)
-    of_library = _selected(library.read_requirements(), _extras(pinned))
+    of_library = _select_requirements(library.read_requirements(), _parse_extras(pinned))
     return [*of_library, *own, *chain(*table.get("optional-dependencies", {}).values())]
 
 
 def read_extra(name: str) -> list[str]:
     """Return the packages of an extra of the library, which are installed on request."""
     requirements = library.read_requirements()
-    always = _selected(requirements, [])
-    return [text for text in _selected(requirements, [name]) if text not in always]
+    always = _select_requirements(requirements, [])
+    return [text for text in _select_requirements(requirements, [name]) if text not in always]
 
 
 def unmet_requirements(code: Path) -> list[str]:
@@ -93,11 +97,11 @@ def unmet_requirements(code: Path) -> list[str]:
     """
     _, own = _split_pin(_read_project_table(code))
     own_library = library.read_requirements(code / "src") if (code / "src" / "hpc").is_dir() else None
-    needed = [*_selected(library.read_requirements() if own_library is None else own_library, []), *own]
-    return [text for text in needed if not _is_met(text)]
+    needed = [*_select_requirements(library.read_requirements() if own_library is None else own_library, []), *own]
+    return [text for text in needed if not _is_requirement_met(text)]
 
 
-def _is_met(text: str) -> bool:
+def _is_requirement_met(text: str) -> bool:
     """Return whether what is installed meets a requirement, or its marker says that this Python does not need it."""
     requirement = _import_packaging("requirements").Requirement(text)
     if requirement.marker and not requirement.marker.evaluate():
@@ -120,12 +124,12 @@ def _split_pin(table: dict[str, Any]) -> tuple[str, list[str]]:
     return next((text for text in texts if text not in own), ""), own
 
 
-def _extras(requirement: str) -> list[str]:
+def _parse_extras(requirement: str) -> list[str]:
     names = re.match(r"[\w.-]+ *\[([^\]]*)\]", requirement)
     return [name.strip() for name in names[1].split(",")] if names else []
 
 
-def _selected(requirements: Sequence[str], extras: Sequence[str]) -> list[str]:
+def _select_requirements(requirements: Sequence[str], extras: Sequence[str]) -> list[str]:
     """Return the requirements that always hold, and those of these extras, without that marker."""
     parts = [re.fullmatch(r"(.+?)(?:; *extra == ['\"]([\w-]+)['\"])?", text) for text in requirements]
     return [part[1].strip() for part in parts if part and (part[2] is None or part[2] in extras)]
@@ -142,12 +146,12 @@ def installed_package(name: str) -> InstalledPackage | None:
         package = distribution(name)
     except PackageNotFoundError:
         return None
-    requirements = [text.partition(";")[0] for text in read_requirements() if is_requirement_of(text, name)]
+    requirements = [text.partition(";")[0] for text in requirements_to_install() if is_requirement_of(text, name)]
     ranges = [re.sub(rf"^{name} *(\[.*\])?", "", text).strip() for text in requirements]
     return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(filter(None, ranges)))
 
 
-def unsupported_packages(names: tuple[str, ...] = PACKAGES) -> list[InstalledPackage]:
+def unsupported_packages(names: tuple[str, ...] = CHECKED) -> list[InstalledPackage]:
     """Return those packages whose installed version is outside the range of the library."""
     packages = [installed_package(name) for name in names]
     return [package for package in packages if package and not package.is_supported()]
@@ -158,4 +162,4 @@ def reject_unsupported_packages() -> None:
     from hpc.config.errors import ConfigError  # only here: an installation begins without its libraries
 
     for package in unsupported_packages():
-        raise ConfigError(package.name, package.version, package.rule, FIX)
+        raise ConfigError(package.name, package.version, package.rule, FIX_VERSION)

@@ -90,9 +90,7 @@ def source_installed_library_lines(job: Job, file: str, function: str) -> list[s
 
     The first start copies the code into the run directory. A job that is started again has that copy in `$code`.
     """
-    # A run's copy of env.sh uses the environment of the project, too.
-    lines = [f'export VENV="${{VENV:-{"$work_dir" if file == "pbs.bash" else "$PWD"}/.venv}}"']
-    lines += [f'{{ [ -e "$code/env.sh" ] && CLUSTER=\'{job.cluster}\' source "$code/env.sh" &&']
+    lines = [f'{{ [ -e "$code/env.sh" ] && CLUSTER=\'{job.cluster}\' source "$code/env.sh" &&']
     if job.container:
         setup = 'for file in "$code/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do'
         name = shlex.quote(f"{job.cluster}.sh")
@@ -102,7 +100,7 @@ def source_installed_library_lines(job: Job, file: str, function: str) -> list[s
     sentence = "job.sh: error: this must be submitted in the folder of a project whose environment is complete"
     return [
         *lines,
-        f"    source <(PYTHONPATH=$code/src python -sPm hpc.jobs.sourced {file}) &&",
+        f"    source <(PYTHONPATH=$code/src python -sPm hpc.jobs.print_bash {file}) &&",
         f"    declare -F {function} >/dev/null; }} ||",
         f'    {{ echo "{sentence}" >&2; exit 2; }}',
     ]

@@ -107,8 +107,10 @@ def _node_functions(job: Job) -> list[str]:
 def _source(job: Job) -> list[str]:
     if not job.is_reusable:
         return source_library_lines("pbs.bash", "run_node")
+    # The copy of the code in the run directory has no environment of its own.
+    venv = "" if job.container else 'export VENV="${VENV:-$work_dir/.venv}"; '
     return [
-        'code=${run_dir:+$run_dir/code}; code=${code:-$work_dir}; cd -- "$work_dir" || exit 1',
+        f'code=${{run_dir:+$run_dir/code}}; code=${{code:-$work_dir}}; {venv}cd -- "$work_dir" || exit 1',
         '[ -n "$(type -t module)" ] || { path=$PATH; source /etc/profile; PATH=$PATH:$path; }',
         *source_installed_library_lines(job, "pbs.bash", "run_node"),
     ]

@@ -20,7 +20,7 @@ SITE_FOLDERS = "site_python.pth"  # that env.py writes with VERSIONS=site, into 
 def main() -> int:
     """Print what this environment lacks for the copy of the code that runs, and return the exit code of the job.
 
-    After a job was queued, its owner may have changed the environment for newer code. What is pinned is not compared.
+    Only requirements are checked, not the pin: the environment may have been updated for newer code since then.
     """
     if unmet := versions.unmet_requirements(PROJECT):
         fix = f"Try: {_pip_command(unmet, PROJECT)}; then submit the run again"

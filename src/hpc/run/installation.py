@@ -17,14 +17,14 @@ def main(mode: str) -> None:
     Args:
         mode: "pinned" for the versions of constraints.txt, "site" for those of the site.
     """
-    options, requirements = ["--constraint", "constraints.txt"], versions.read_requirements()
+    options, requirements = ["--constraint", "constraints.txt"], versions.requirements_to_install()
     if mode == "site":
         options, requirements = [], _keep_torch(requirements)
     _print(f"installing into {sys.prefix} (once; takes some minutes)")
     # Without PYTHONPATH (-I), as jobs have none. pip keeps the lock of the environment, even if this process is killed.
     if _run_python("-Im", "pip", "install", "--quiet", "--disable-pip-version-check", *options, *requirements):
         sys.exit("env.sh: the installation failed (see above); source env.sh again to continue it")
-    _check_versions(*versions.PACKAGES)
+    _check_versions(*versions.CHECKED)
     # Store the signatures of the libraries' classes, so that checking a config does not import these libraries.
     if _run_python("-sPm", "hpc.config.signatures"):
         sys.exit("env.sh: storing the libraries' signatures failed (see above)")
@@ -49,7 +49,7 @@ def _keep_torch(requirements: list[str]) -> list[str]:
 def _check_versions(*names: str) -> None:
     """Exit if the environment has one of these packages in a version that is not supported."""
     for package in versions.unsupported_packages(names):
-        sys.exit(f"env.sh: {package.name} {package.rule}; got {package.version}. Try: {versions.OTHER_VERSION}")
+        sys.exit(f"env.sh: {package.name} {package.rule}; got {package.version}. Try: {versions.FIX_SITE_VERSION}")
 
 
 def _print(sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether this Python can run the project. Programs call this before all other imports, so any Python 3 can read it."""
+"""Whether this Python can run the project. Programs call this before all other imports: written for Python 3.6."""
 
 import os
 import re
@@ -7,9 +7,9 @@ import sys
 from importlib.util import find_spec
 
 OLDEST = (3, 11)  # as pyproject.toml
-PACKAGES = ("omegaconf", "hydra", "torch", "lightning")  # without which no program begins
-INTERFACE = 1  # what the programs of a project call; another number where that changes
-NEEDED = ("__init__.py", "configs/cluster/base.yaml", "jobs/slurm.bash", "jobs/pbs.bash")
+PACKAGES = ("omegaconf", "hydra", "torch", "lightning")  # which the programs import
+INTERFACE = 1  # raise it when a project's programs must call the library differently
+NEEDED_FILES = ("__init__.py", "configs/cluster/base.yaml", "jobs/slurm.bash", "jobs/pbs.bash")
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -64,15 +64,15 @@ def _problem_of_copy(copy):  # type: ignore[no-untyped-def]
 
 
 def missing_files(library):  # type: ignore[no-untyped-def]
-    """Return the files that a copy of the library lacks: modules that others import, and the first of each kind."""
+    """Return the files that a copy of the library lacks: those of NEEDED_FILES, and modules that others import."""
     imported = set()
     for folder, _, names in os.walk(library):
         for name in [name for name in names if name.endswith(".py")]:
             with open(os.path.join(folder, name), encoding="utf-8") as file:
-                for room, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", file.read()):
-                    imported.update((room, module.split(" as ")[0].strip()) for module in modules.split(","))
+                for package, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", file.read()):
+                    imported.update((package, module.split(" as ")[0].strip()) for module in modules.split(","))
     lacking = sorted("/".join(pair) + ".py" for pair in imported if not _is_module(os.path.join(library, *pair)))
-    return [name for name in NEEDED if not os.path.isfile(os.path.join(library, name))] + lacking
+    return [name for name in NEEDED_FILES if not os.path.isfile(os.path.join(library, name))] + lacking
 
 
 def _is_module(path):  # type: ignore[no-untyped-def]

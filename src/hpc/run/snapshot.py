@@ -50,7 +50,7 @@ def reject_unsuitable_code(dirty_tree: str) -> None:
 def copy_code(run_dir: Path) -> Path:
     """Copy the project's code, and this library, to `code/` in the run directory, and return that folder.
 
-    The code is what git would commit; without git, everything. No update then changes what the run does.
+    The code is what git would commit; without git, all but hidden files and results. No update changes the run then.
 
     Raises:
         ConfigError: a file that git tracks is gone before it is copied; others may come and go.
@@ -170,7 +170,7 @@ def write_provenance(run_dir: Path) -> None:
     facts = {
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "hpc": library.library_version(),
-        "hpc_origin": library.origin(),
+        "hpc_origin": library.describe_origin(),
         "python": sys.version,
         "packages": sorted(filter(None, map(_name_and_version, distributions())), key=str.lower),
         "modules": os.environ.get("LOADEDMODULES", "").split(":"),
@@ -200,5 +200,8 @@ def _git(*arguments: str) -> str | None:
 
 if __name__ == "__main__":
     with exit_on_config_error():
+        if difference := library.differs_from_pin():  # another project that shares the environment has replaced it
+            fix = "source env.sh on a login node, then submit this script again"
+            raise ConfigError("the library hpc", None, f"must be the pinned one, but {difference}", fix)
         reject_unsuitable_code("snapshot")
         copy_code(Path(sys.argv[1]))

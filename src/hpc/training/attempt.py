@@ -80,7 +80,7 @@ def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
             from hpc.training import lightning_errors
 
             if process.is_reporting_rank:
-                print(f"hpc-ml {library.library_version()}, {library.origin()}", flush=True)
+                print(f"hpc-ml {library.library_version()}, {library.describe_origin()}", flush=True)
             _prepare_libraries(cfg)
             with lightning_errors.convert_lightning_errors(run):
                 yield run

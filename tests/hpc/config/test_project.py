@@ -59,7 +59,7 @@ def test_a_program_of_an_environment_belongs_to_no_project(projects: list[Path])
 
 def test_without_a_project_it_is_said_where_one_was_looked_for(tmp_path: Path) -> None:
     assert "call the train.py of a project, or go into its folder first" in found(["-c", FIND], tmp_path)
-    with pytest.raises(ImportError, match=rf"configs/train\.yaml is in no folder above {tmp_path}"):
+    with pytest.raises(ImportError, match=rf"no folder above {tmp_path} has configs/train\.yaml"):
         project.find_project("-c", working_folder=tmp_path, named=None)
 
 

@@ -39,7 +39,7 @@ def test_another_version_is_rejected_before_it_is_imported(name: str, version: s
     where = f"hpc-ml, but the one in {tmp_path / 'site'} is not"
     sentence = f"ConfigError: {name} must be in the range {ranges[name]} of {where}; got {version}."
     assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", sentence)
-    assert done.stderr.splitlines()[1:] == [f"  Try: {versions.FIX}"]
+    assert done.stderr.splitlines()[1:] == [f"  Try: {versions.FIX_VERSION}"]
     assert not (tmp_path / "run").exists()
 
 
@@ -91,13 +91,13 @@ def test_extras_are_those_that_the_pin_names_and_the_projects_own(
     (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'x'\n{table}")
     extras = [f"{name}>=1; extra == '{name}'" for name in ("deepspeed", "search", "wandb")]
     monkeypatch.setattr(library, "read_requirements", lambda: ["torch<3", *extras])
-    assert versions.read_requirements() == ["torch<3", "deepspeed>=1", "search>=1", "einops>=0.8", "pytest"]
+    assert versions.requirements_to_install() == ["torch<3", "deepspeed>=1", "search>=1", "einops>=0.8", "pytest"]
     assert versions.read_extra("wandb") == ["wandb>=1"]
 
 
 def test_the_versions_that_are_pinned_and_tested_are_supported() -> None:
     assert versions.unsupported_packages() == []
     pins = dict(re.findall(r"(?m)^([\w-]+)==(\S+)$", (PROJECT / "constraints.txt").read_text(encoding="utf-8")))
-    for name in versions.PACKAGES:
+    for name in versions.CHECKED:
         installed = versions.installed_package(name)
         assert installed and installed.version.partition("+")[0] == pins[name]

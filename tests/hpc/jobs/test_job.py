@@ -299,7 +299,7 @@ def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_p
 def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("")
     copy = 'mkdir -p "$3/code" && cp env.sh "$3/code"'
-    node.program("python", f'case "$2" in *sourced) cat {shlex.quote(str(SOURCED))} ;; *snapshot) {copy} ;; esac')
+    node.program("python", f'case "$2" in *print_bash) cat {shlex.quote(str(SOURCED))} ;; *snapshot) {copy} ;; esac')
     for preset in ("gpu", "fsdp"):
         words = (f"trainer={preset}", "trainer.devices=1", "cluster=slurm")
         (tmp_path / preset).write_text(slurm.render_job_script(job.job_from_config(composed(*words), words)))

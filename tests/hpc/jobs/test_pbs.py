@@ -206,7 +206,7 @@ print(f"{17 + count}.server")
 PYTHON = """
 import json, os, shutil, signal, sys, time, types
 from pathlib import Path
-if sys.argv[2] == "hpc.jobs.sourced":
+if sys.argv[2] == "hpc.jobs.print_bash":
     print(Path("src/hpc/jobs", sys.argv[3]).read_text())
     sys.exit()
 if sys.argv[2] == "hpc.run.snapshot":

@@ -87,6 +87,18 @@ def test_a_copy_that_lacks_a_file_is_rejected(name: str, project: Path) -> None:
     assert f"is not a whole copy of the library: it lacks {name}" in rejected(project)
 
 
+def test_a_copy_with_its_metadata_has_ranges_of_its_own(project: Path) -> None:
+    copy_library(project)
+    info = project / "src" / "hpc_ml-0.3.0+mine.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        re.sub("(?m)^Requires-Dist: torch>=.*", "Requires-Dist: torch<2", library.read_metadata())
+    )
+    command = [sys.executable, "train.py", "trainer.fast_dev_run=true"]
+    done = subprocess.run(command, cwd=project, env=ENVIRON, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "torch must be in the range <2 of hpc-ml" in done.stderr
+
+
 # -- What is pinned --
 
 
@@ -103,6 +115,16 @@ def test_another_library_than_the_pinned_one_is_told_but_not_of_a_copy(pin: str,
         assert f"and pyproject.toml pins {pin}" in rejected(project, **environ)
     copy_library(project)
     assert help_of_train(project).returncode == 0
+
+
+def test_a_script_that_a_person_submits_runs_the_pinned_library(project: Path, tmp_path: Path) -> None:
+    """Let another project have replaced it in an environment that both share, while the script was queued."""
+    edit(project / "pyproject.toml", r'(hpc-ml\[.*\] @ )[^"]+', rf"\g<1>git+https://example.org/template@{'1' * 40}")
+    command = [sys.executable, "-sPm", "hpc.run.snapshot", str(tmp_path)]
+    environ = ENVIRON | {"HPC_PROJECT": str(project)}
+    done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "hpc must be the pinned one, but hpc-ml is" in done.stderr, done.stderr
+    assert "Try: source env.sh on a login node" in done.stderr and not (tmp_path / "code").exists()
 
 
 # -- With the code of a job --

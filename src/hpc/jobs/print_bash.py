@@ -1,4 +1,4 @@
-"""Print slurm.bash or pbs.bash, for scripts that people submit: source <(python -sPm hpc.jobs.sourced slurm.bash)."""
+"""Print slurm.bash or pbs.bash, for scripts that people submit: source <(python -sPm hpc.jobs.print_bash NAME)."""
 
 import sys
 from pathlib import Path

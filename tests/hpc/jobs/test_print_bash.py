@@ -46,7 +46,7 @@ def test_a_person_reads_each_script_in_one_go(name: str) -> None:
     for kind, text in scripts(name).items():
         lines = text.splitlines()
         assert len(lines) <= MOST, f"{kind}: {len(lines)} lines\n{text}"
-        sourced = FILES[SCHEDULERS[name]] if kind != "by hand" else f"hpc.jobs.sourced {SCHEDULERS[name]}.bash"
+        sourced = FILES[SCHEDULERS[name]] if kind != "by hand" else f"hpc.jobs.print_bash {SCHEDULERS[name]}.bash"
         assert sum(sourced in line and "source " in line for line in lines) == 1
 
 
