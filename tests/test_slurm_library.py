@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from slurm_project import FILES, QUIET, Desk
+from cookiecutter.main import cookiecutter
+from slurm_project import FILES, QUIET, Desk, wait_for
 from test_stage import small_environment
+from test_update import LAST_WITH_A_COPY
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,41 @@ def test_a_job_whose_environment_no_longer_has_what_its_library_needs_stops_befo
     ended = desk.ended(job)
     assert ended.state == "FAILED" and "does not meet tqdm>=99, which this code needs" in ended.log, ended.log
     assert not (run_dir / "attempts.jsonl").exists()
+
+
+@pytest.mark.soak
+def test_runs_of_the_last_version_with_a_copy_of_the_library_go_on_after_an_update(slurm, project, tmp_path):
+    """Let one be queued and one be stopped. Their copies of the code have the library in src/."""
+    template, venv = tmp_path / "template", tmp_path / "venv"
+    template.mkdir()
+    archive = subprocess.run(["git", "archive", LAST_WITH_A_COPY], cwd=REPO, capture_output=True, check=True)
+    subprocess.run(["tar", "-x"], cwd=template, input=archive.stdout, check=True)
+    copy = Path(cookiecutter(str(template), no_input=True, default_config=True, output_dir=str(tmp_path / "old")))
+    for name, text in FILES.items():
+        (copy / name).write_text(text)
+    small_environment(project, venv)
+    texts = [(copy / name).read_text().rstrip() for name in ("pyproject.toml", "constraints.txt")]
+    (venv / ".complete-my-research").write_text("\n".join([str(venv), "pinned", *texts]))
+    desk = Desk(slurm, copy)
+    desk.env |= {"VENV": str(venv), "PATH": f"{venv}/bin:{desk.env['PATH']}"}
+    held, queued = submitted(desk, "cluster.options=[--hold]")
+    stopped, run_dir = submitted(desk, "callbacks.witness.fault=hold", "checkpoint.every_n_steps=1")
+    wait_for(lambda: any((run_dir / "checkpoints").glob("step-*")), 60, "a checkpoint")
+    desk.slurm.call("scancel", stopped)
+    assert desk.ended(stopped).state == "CANCELLED"
+
+    shutil.rmtree(copy / "src" / "hpc")  # as cruft update does, and source env.sh
+    shutil.copytree(project, copy, dirs_exist_ok=True)
+    small_environment(copy, venv)
+    (run_dir / "go").touch()
+    desk.slurm.call("scontrol", "release", held)
+    assert desk.ended(held).state == "COMPLETED"
+    assert "outcome finished" in (queued / "verdict").read_text()
+    command = [str(venv / "bin" / "python"), "submit.py", "--parsable", f"resume={run_dir}"]
+    done = subprocess.run(command, cwd=copy, env=desk.env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ended = desk.ended(done.stdout.split()[0])
+    assert ended.state == "COMPLETED" and "Restored all states from the checkpoint" in ended.log, ended.log
 
 
 def submitted(desk: Desk, *words: str) -> tuple[str, Path]:
