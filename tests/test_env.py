@@ -647,7 +647,7 @@ def test_a_torch_of_the_site_that_is_not_supported_is_rejected_before_anything_i
     code, _, err = place.bash('source "$ENV"', VERSIONS="site", **site_python(place, "2.9.1"))
     assert code == 1 and not place.asked("lightning>=")
     rule = f"torch must be in the range >=2.10,<2.14 of hpc-ml, but the one in {place.folder}/module is not"
-    assert f"env.sh: {rule}; got 2.9.1. Try: load another module, or, if this version works for you" in err
+    assert f"env.sh: {rule}; got 2.9.1. Try: load another module; or, if this version works for you" in err
 
 
 def test_a_python_that_has_torch_is_told_when_another_is_installed(place):

@@ -174,7 +174,7 @@ def test_a_bake_from_a_folder_notes_its_absolute_path(history, bake_from):
     said, project = bake_from("hpc-ml-template", history.parent)
     link = read_link(project)
     assert read_pin(project) == history.as_uri()
-    assert f"The library hpc-ml is used from the folder {history}, as it is there" in said
+    assert f"This project uses the library hpc-ml from the folder {history}, as it is there" in said
     assert f"cruft link ADDRESS --checkout {link['commit']}" in said
     assert link["template"] == str(history) and link["commit"] == git(history, "rev-parse", "HEAD")
 

@@ -134,7 +134,10 @@ def names_in_configs() -> dict[str, set[str]]:
     """Return the names in the files of configs/, and of the library's, those of `_target_` and those of `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
     for file in config_files():
-        text = re.sub(r"(?m)(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"))
+        try:
+            text = re.sub(r"(?m)(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:  # gone since it was listed
+            continue
         for kind, name in TARGETS.findall(text):
             names[f"_{kind}_"].add(former_names.present_name(name))
     return names

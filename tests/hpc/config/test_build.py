@@ -156,6 +156,12 @@ def test_targets_in_flow_style_are_found(tmp_path, monkeypatch: pytest.MonkeyPat
     assert names == {"my_net.make", "torch.nn.init.normal_", "lightning.pytorch.loggers.CSVLogger"}
 
 
+def test_a_config_that_is_gone_since_it_was_listed_is_left_out(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.yaml").write_text("_target_: fractions.Fraction")
+    monkeypatch.setattr(trust, "config_files", lambda: [tmp_path / "gone.yaml", tmp_path / "x.yaml"])
+    assert trust.names_in_configs.__wrapped__()["_target_"] == {"fractions.Fraction"}
+
+
 def test_kept_objects_are_alike() -> None:
     """Check that the comparison sees a difference: plain lists in place of Hydra's."""
     cfg = OmegaConf.create({"model": {"_target_": "foreign_classes.Kept", "a": [1]}})
