@@ -321,6 +321,17 @@ def test_conflicts_of_an_update_are_told(name, place):
     assert code == 1 and f"remove {name}.rej" in err
 
 
+def test_conflicts_in_env_sh_are_told(place):
+    assert place.bash('source "$ENV"')[0] == 0
+    (place.project / "env.sh.rej").touch()
+    code, _, err = place.bash('source "$ENV"')
+    assert code == 1 and "env.sh has conflicts of an update" in err and "remove env.sh.rej" in err
+    file = place.project / "env.sh"
+    file.write_text(file.read_text().replace("_env_main() {", "<<<<<<< ours\n_env_main() {"))
+    code, _, err = place.bash('source "$ENV"')  # bash itself shows the line
+    assert code and "<<<<<<< ours" in err
+
+
 def test_the_default_place_is_beside_env_sh(place):
     code, _, err = place.bash('unset VENV; cd /; source "$ENV"')
     assert code == 1 and "set VENV" in err  # activating a path with $(...) would execute it

@@ -104,7 +104,7 @@ def call_library(python, module, *words):
 
 def reject_conflicts():
     """End where an update left conflicts in a file that says what is installed."""
-    for name in ("pyproject.toml", "constraints.txt", ".cruft.json"):
+    for name in ("pyproject.toml", "constraints.txt", ".cruft.json", "env.sh"):
         if (PROJECT / f"{name}.rej").exists() or re.search("(?m)^<<<<<<< ", read_text(PROJECT / name)):
             fail(f"{name} has conflicts of an update: resolve them (and remove {name}.rej), then source env.sh")
 
