@@ -14,6 +14,7 @@ import tiers
 from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parents[1]
+LAST_WITH_A_COPY = "917aeca"  # the last commit of the template that had the library in the project
 
 # Beside the sources bytecode would differ between bakes, and without it each process would compile hpc anew.
 os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
@@ -30,6 +31,14 @@ AWKWARD = {
     "license": "LicenseRef-Our-Own",
     "account": "p_1234@a+b.c-d",
 }
+
+
+@pytest.fixture(scope="session")
+def last_with_a_copy() -> str:
+    """Return that commit, if this clone has it."""
+    if subprocess.run(["git", "cat-file", "-e", LAST_WITH_A_COPY], cwd=REPO, capture_output=True).returncode:
+        pytest.skip(f"this clone has no commit {LAST_WITH_A_COPY}: git fetch --unshallow")
+    return LAST_WITH_A_COPY
 
 
 @pytest.fixture(scope="session")

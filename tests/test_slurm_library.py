@@ -11,7 +11,6 @@ from conftest import REPO
 from cookiecutter.main import cookiecutter
 from slurm_project import FILES, QUIET, Desk, wait_for
 from test_stage import small_environment
-from test_update import LAST_WITH_A_COPY
 
 pytestmark = pytest.mark.slow
 
@@ -73,11 +72,13 @@ def test_a_job_whose_environment_no_longer_has_what_its_library_needs_stops_befo
 
 
 @pytest.mark.soak
-def test_runs_of_the_last_version_with_a_copy_of_the_library_go_on_after_an_update(slurm, project, tmp_path):
+def test_runs_of_the_last_version_with_a_copy_of_the_library_go_on_after_an_update(
+    last_with_a_copy, slurm, project, tmp_path
+):
     """Let one be queued and one be stopped. Their copies of the code have the library in src/."""
     template, venv = tmp_path / "template", tmp_path / "venv"
     template.mkdir()
-    archive = subprocess.run(["git", "archive", LAST_WITH_A_COPY], cwd=REPO, capture_output=True, check=True)
+    archive = subprocess.run(["git", "archive", last_with_a_copy], cwd=REPO, capture_output=True, check=True)
     subprocess.run(["tar", "-x"], cwd=template, input=archive.stdout, check=True)
     copy = Path(cookiecutter(str(template), no_input=True, default_config=True, output_dir=str(tmp_path / "old")))
     for name, text in FILES.items():

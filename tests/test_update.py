@@ -443,15 +443,13 @@ assert env.is_installed(pin, packages)
 
 # -- From a project of the last version that had the library in its src/ --
 
-LAST_WITH_A_COPY = "917aeca"
-
 
 @pytest.fixture(scope="module")
-def moved(template, tmp_path_factory) -> Iterator[str]:
+def moved(last_with_a_copy, template, tmp_path_factory) -> Iterator[str]:
     """Serve a repository whose commit `old` has hpc in the project, and whose newest commit is the present template."""
     repository = tmp_path_factory.mktemp("moved") / "template"
     git(REPO, "clone", "--quiet", "--no-local", str(REPO), str(repository))
-    git(repository, "checkout", "--quiet", "-B", "main", LAST_WITH_A_COPY)
+    git(repository, "checkout", "--quiet", "-B", "main", last_with_a_copy)
     git(repository, "tag", "old")
     git(repository, "rm", "--quiet", "-r", ".")
     shutil.copytree(template, repository, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns(".git"))
