@@ -12,7 +12,7 @@
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/bench_project.py has made
-# make check   the quick ones, in less than 3 minutes: lint and unit tests
+# make check   the quick ones: lint and unit tests
 # make clean   remove what the others made: .venv and build
 
 SHELL := /bin/bash
