@@ -40,9 +40,9 @@ def main():
     write_pin(pin(template, commit))
     if commit:
         write_cruft_json(template, commit)
-    is_folder = commit and os.path.isdir(template) and not FOLDER
-    notes = [FOLDER_ONLY.format(folder=template, commit=commit)] * bool(is_folder) + [UNCOMMITTED] * bool(changes)
-    note = "".join(notes) if commit else COMMIT_UNKNOWN.format(template=ANSWERS["_template"])
+    note = UNCOMMITTED if changes else "" if commit else COMMIT_UNKNOWN.format(template=ANSWERS["_template"])
+    if os.path.isdir(template) and not FOLDER:
+        note += FOLDER_ONLY.format(folder=template, commit=commit or "COMMIT")
     project = Path.cwd()
     path = os.path.relpath(project, CALLER) if CALLER and project.is_relative_to(CALLER) else str(project)
     print(f"{note}\nNext:\n  cd {shlex.quote(path)}\n  source env.sh\n  python train.py\n")

@@ -285,6 +285,8 @@ def test_a_bake_without_git_says_how_to_link_it_later(history, address, settings
     commit(tmp_path)
     said, project = bake_from("template", tmp_path)
     assert "git gives no commit or no address of the template template." in said
+    assert f"uses the library hpc-ml from the folder {tmp_path / 'template'}, as it is there" in said
+    assert "cruft link ADDRESS --checkout COMMIT\n" in said and "@ git+ADDRESS@COMMIT" in said
     assert not (project / ".cruft.json").exists()
 
     assert read_pin(project) == (tmp_path / "template").as_uri()

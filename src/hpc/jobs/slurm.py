@@ -83,9 +83,10 @@ def _begin_lines(job: Job) -> list[str]:
     lines = [f"set -eo pipefail; umask {job.umask}"]
     snapshot = "# as it was when this was submitted"
     if job.is_reusable:
-        if not job.container:  # the copy of the code in the run directory has no environment of its own
-            lines = [f'{lines[0]}; export VENV="${{VENV:-$PWD/.venv}}"']
-        lines += [
+        # The copy of the code in the run directory has no environment of its own.
+        venv = "" if job.container else '; export VENV="${VENV:-$PWD/.venv}"'
+        lines = [
+            f"{lines[0]}{venv}",
             f"name={shlex.quote(job.name)} retries={job.retries}  # read by slurm.bash",
             "code=$PWD/runs/${name}_${SLURM_JOB_ID:-}/code  # a requeued job's copy, which its first start made",
             '[ "${SLURM_RESTART_COUNT:-0}" != 0 ] && [ -e "$code/env.sh" ] || code=$PWD',
