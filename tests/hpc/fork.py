@@ -1,6 +1,7 @@
 """A fork for the tests of `hpc`, which is tested in place: a freshly baked project.
 
-Each process imports this once. The first one makes the fork; its children find it in the environment.
+Each process of pytest makes one, as a test may write into it while those of another worker train; what it starts finds
+it in the environment.
 """
 
 import atexit
@@ -14,6 +15,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 VARIABLE = "HPC_PROJECT"  # as hpc reads it
+MAKER = "HPC_TESTS_FORK_MAKER"  # the worker of pytest whose fork VARIABLE names
 # A valid path with special characters, so that missing quotes make a test fail.
 ANSWERS = {
     "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",
@@ -55,8 +57,9 @@ sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "p
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: tests must not read this user's own cluster values
-PROJECT = Path(os.environ.get(VARIABLE) or make())
-os.environ[VARIABLE] = str(PROJECT)
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "the only one")
+PROJECT = Path(os.environ[VARIABLE]) if os.environ.get(MAKER) == WORKER else make()
+os.environ |= {VARIABLE: str(PROJECT), MAKER: WORKER}
 sys.path[:0] = [place for place in (str(PROJECT), str(PROJECT / "src"), str(REPO / "src")) if place not in sys.path]
 sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]  # tests share helpers
 

@@ -7,6 +7,7 @@ import socket
 import stat
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +64,8 @@ def parse_json(text: str | bytes) -> Any:
 def source_checksum(project: Path, library: Path) -> str:
     """Return a checksum of a project's train.py and src/, and of the library: the same wherever the same code lies.
 
+    A file that is gone once it is read is left out, as is the lock of an editor, a link to nowhere.
+
     Args:
         library: the package that the project uses, unless it has a copy in src/.
     """
@@ -71,7 +74,8 @@ def source_checksum(project: Path, library: Path) -> str:
         sources |= {Path("src", path.relative_to(library.parent)): path for path in library.rglob("*.py")}
     checksum = 0
     for name, path in sorted(sources.items()):
-        checksum = zlib.crc32(path.read_bytes(), zlib.crc32(str(name).encode(), checksum))
+        with suppress(FileNotFoundError):
+            checksum = zlib.crc32(path.read_bytes(), zlib.crc32(str(name).encode(), checksum))
     return f"{checksum:08x}"
 
 

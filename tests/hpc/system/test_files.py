@@ -55,3 +55,26 @@ def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
 def test_a_terminal_is_sent_no_codes() -> None:
     told = str(errors.ConfigError("a\nb", "\x1b]0;owned\x07\u202e", "rule", "fix"))
     assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e: rule."
+
+
+def test_a_source_that_an_editor_holds_or_removes_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib" / "hpc"
+    (tmp_path / "src").mkdir()
+    library.mkdir(parents=True)
+    (tmp_path / "train.py").write_text("a = 1\n")
+    (tmp_path / "src" / "net.py").write_text("b = 1\n")
+    (library / "core.py").write_text("c = 1\n")
+    alone = files.source_checksum(tmp_path, library)
+    (tmp_path / "src" / ".#net.py").symlink_to("ada@login1.4711:1790000000")  # the lock of Emacs
+    assert files.source_checksum(tmp_path, library) == alone
+    (tmp_path / "src" / "other.py").write_text("d = 1\n")
+    assert files.source_checksum(tmp_path, library) != alone
+    read = Path.read_bytes
+
+    def gone(path: Path) -> bytes:
+        if path.name == "other.py":  # removed between its listing and its reading
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    assert files.source_checksum(tmp_path, library) == alone
