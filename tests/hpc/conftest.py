@@ -109,7 +109,7 @@ def together(tmp_path: Path) -> Callable[..., list[Any]]:
     """
     begun = iter(range(100))
 
-    def run(function: Callable[..., Any], num_ranks: int, *arguments: Any, seconds: float = 120) -> list[Any]:
+    def run(function: Callable[..., Any], num_ranks: int, *arguments: Any, seconds: float = 300) -> list[Any]:
         context = multiprocessing.get_context("forkserver")  # imports torch once for all of them
         context.set_forkserver_preload(["torch.distributed", "lightning"])
         folder = tmp_path / f"ranks-{next(begun)}"

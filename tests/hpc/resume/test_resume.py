@@ -235,7 +235,7 @@ CLOCK = """
 import os, time
 from my_research.module import Classifier
 
-os.environ["HPC_JOB_END"] = str(time.time() + 20)
+os.environ["HPC_JOB_END"] = str(time.time() + 36)  # a third of it is the time to save, also on a busy machine
 print("until", os.environ["HPC_JOB_END"])
 before = Classifier.training_step
 
