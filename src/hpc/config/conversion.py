@@ -15,7 +15,11 @@ T = TypeVar("T")
 
 
 # Keys of earlier versions, and what is in their place.
-FORMER_KEYS = {"test_only": "task=test", "cluster.setup": "a file NAME.sh beside NAME.yaml, with these lines of bash"}
+FORMER_KEYS = {
+    "test_only": "task=test",
+    "cluster.setup": "a file NAME.sh beside NAME.yaml, with these lines of bash",
+    "group_readable": "umask 027, in your shell or in the NAME.sh of the cluster",
+}
 
 
 def reject_former_key(key: str) -> None:

@@ -21,7 +21,6 @@ class RunConfig:
     profile: bool
     matmul_precision: str
     force: bool
-    group_readable: bool
     dirty_tree: str
     resume_allow: list[str]
     checkpoint: Any

@@ -39,7 +39,6 @@ class Job:
     stage_env: bool
     chain: int
     retries: int  # the job stops after so many starts in a row without a newer checkpoint
-    umask: str
     arguments: tuple[str, ...]  # of train.py
     run_dir: Path | None = None  # None: the job makes one, named after it
     members_file: Path | None = None  # of a job array: one run directory per line
@@ -146,7 +145,6 @@ def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: 
         stage_env=cluster.stage_env,
         chain=cluster.chain,
         retries=cfg.faults.retries,
-        umask="027" if cfg.group_readable else "077",
         arguments=arguments,
         **fields,  # type: ignore[arg-type]
     )

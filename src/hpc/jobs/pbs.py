@@ -13,7 +13,7 @@ from hpc.config.walltime import format_walltime
 from hpc.jobs.job import Job, rank_environment_call, source_installed_library_lines, source_library_lines
 
 # Field of `Job` -> directive. A field that is None has none: some servers have no resource qos and reject it.
-DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "umask": "-W umask={}"}
+DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}"}
 
 
 def render_job_script(job: Job) -> str:
@@ -38,7 +38,6 @@ def render_job_script(job: Job) -> str:
 def render_node_script(job: Job) -> str:
     """Return node.sh, which runs the ranks of one node. Its arguments are those of run_node in pbs.bash."""
     lines = [
-        f"umask {job.umask}",
         "code=$1/code  # as it was when this was submitted",
         *_node_functions(job),
         *_source(job),
@@ -68,7 +67,6 @@ def _directives(job: Job) -> list[str]:
 def _variables(job: Job) -> list[str]:
     """Return the variables that pbs.bash reads."""
     lines = [
-        f"umask {job.umask}",
         f"nodes={job.nodes} interface={shlex.quote(job.interface or '')}",
         f"walltime={job.walltime_seconds} retries={job.retries} chain={job.chain}",
     ]

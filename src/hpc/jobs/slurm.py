@@ -80,7 +80,7 @@ def _log_pattern(job: Job) -> str:
 
 def _begin_lines(job: Job) -> list[str]:
     """Return the variables that slurm.bash reads, and the call of its first function."""
-    lines = [f"set -eo pipefail; umask {job.umask}"]
+    lines = ["set -eo pipefail"]
     snapshot = "# as it was when this was submitted"
     if job.is_reusable:
         # The copy of the code in the run directory has no environment of its own.

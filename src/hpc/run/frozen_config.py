@@ -48,13 +48,15 @@ def read(run_dir: Path) -> DictConfig:
 def name_keys_as_now(cfg: DictConfig) -> None:
     """Name the keys of a run of an earlier version as this one does. Modifies cfg.
 
-    `test_only` is `task` now, and the lines of `cluster.setup` are a file of the cluster, which jobs source.
+    `test_only` is `task` now, the lines of `cluster.setup` are a file of the cluster, which jobs source, and the umask
+    says who may read a run.
     """
     with open_dict(cfg):
         if "test_only" in cfg and "task" not in cfg:
             cfg.task = "test" if cfg.pop("test_only") else "train"
         if isinstance(cfg.get("cluster"), DictConfig):
             cfg.cluster.pop("setup", None)
+        cfg.pop("group_readable", None)
 
 
 def read_compatible(run_dir: Path) -> DictConfig:
@@ -160,8 +162,6 @@ def prepare_change(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> C
         if lines:
             (run_dir / "verdict").unlink(missing_ok=True)  # it is about the run as it was
             _write(run_dir, OmegaConf.merge(cfg, {changes.ALLOW_KEY: []}), merged)  # type: ignore[arg-type]
-        if any(line.startswith("group_readable:") for line in lines):
-            directory.set_group_access(run_dir, group_readable=cfg.group_readable)
 
     return replace
 

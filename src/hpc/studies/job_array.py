@@ -79,6 +79,6 @@ def _new_array(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path], wait:
     """Make the folder of a job array with a run directory per member; remove it if the array is not submitted."""
     queue_run.prepare_submission(cfg, project.PROJECT, wait=wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
-    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(cfg, folder, run_dirs=run_dirs)):
-        array_folder.fill(cfg, folder, run_dirs=run_dirs)
+    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(folder, run_dirs=run_dirs)):
+        array_folder.fill(folder, run_dirs=run_dirs)
         yield

@@ -18,7 +18,7 @@ from hpc.submit.options import SubmitOptions
 NOT_SUBMITTED = "not submitted"
 MAX_PAUSE_SECONDS = 60  # between two queries of the scheduler
 # Sections of the config that do not change what a run measures: of the cluster, only another name does.
-UNCOMPARED = ("run_dir", "cluster", "force", "dirty_tree", "group_readable")
+UNCOMPARED = ("run_dir", "cluster", "force", "dirty_tree")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions,
     directory.reject_used(run_dir)
 
     def reserve() -> None:
-        directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
+        directory.create_run_dir(run_dir)
         frozen_config.create_exclusively(run_dir, cfg, words=list(words))
 
     with remove_unless_submitted(run_dir, reserve):

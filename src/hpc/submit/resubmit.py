@@ -50,7 +50,7 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: S
     with duplicate_jobs.lock_submission(run_dir):
         duplicate_jobs.reject_queued_run(run_dir)
         prepare_submission(cfg, run_dir / "code", wait=options.wait)
-        directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
+        directory.create_run_dir(run_dir)
         with TemporaryDirectory(dir=run_dir, prefix=".submission-") as staged:
             command = _submit_with_changes(cfg, run_dir, words=overrides, folder=Path(staged), options=options)
     exit_if_job_failed(command, options)

@@ -123,6 +123,13 @@ def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) 
     return [make_printable(f"note: {note}") for note in notes]
 
 
+def submit_environ() -> dict[str, str]:
+    """Return the environment of sbatch and qsub, without the variables of a job that this shell may be in."""
+    return {
+        key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
+    }
+
+
 def _suggest_for_sbatch_variable(variable: str, value: str, cluster: DictConfig) -> str:
     """Return how to give the job what a variable of sbatch asks for; "" if it has that already, or asks for nothing."""
     name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
@@ -159,13 +166,10 @@ def _call_submit_command(
     options += ["--hold" if is_slurm else "-h"] * is_held
     if after:
         options += ["-W", f"depend=afternotok:{after}"]
-    environ = {
-        key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
-    }
     name = SUBMIT_COMMAND[scheduler]
     command = subprocess.Popen(
         [find_submit_command(scheduler), *options, str(script)],
-        env=environ,
+        env=submit_environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,6 +1,5 @@
 """Bring the ranks together, make the run directory, and begin an attempt."""
 
-import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +7,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config import compose
 from hpc.config.errors import ConfigError, RunFinished
 from hpc.launch import meeting, placement
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
-from hpc.run import claim, directory, frozen_config, restarts
+from hpc.run import directory, frozen_config, restarts
 from hpc.training import starting_point
 from hpc.training.starting_point import AttemptStart
 
@@ -97,8 +95,7 @@ def _make_or_check_run_dir(
         if is_first and place.rank == 0:
             _make_run_dir(cfg, Path(cfg.run_dir), is_chosen=is_chosen, environ=environ)
         elif not is_first and place.rank and not place.local_rank:
-            directory.create_run_dir(Path(cfg.run_dir), group_readable=cfg.group_readable, is_made=True)
-        directory.set_umask(cfg.group_readable)
+            directory.create_run_dir(Path(cfg.run_dir), is_made=True)
     except ConfigError as error:
         answer = {"rejected": error.parts(), "finished": isinstance(error, RunFinished)}
     return answer | {"run_dir": cfg.run_dir}
@@ -107,16 +104,12 @@ def _make_or_check_run_dir(
 def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
     """Make the run directory if it is missing, and return its path. Raises `ConfigError` if it cannot be used."""
     if not is_chosen:
-        words, claimant = compose.select_overrides(sys.argv[1:]), claim.claimant_record(environ)
-        path = directory.reserve_run_dir(
-            path,
-            group_readable=cfg.group_readable,
-            is_own=lambda folder: restarts.is_restart(folder, words, claimant=claimant),
-        )
+        restarts.reject_unnamed_restart(path, environ)
+        path = directory.reserve_run_dir(path)
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():
         directory.reject_foreign_files(path, directory.TRAINING_FILES)
-    directory.create_run_dir(path, group_readable=cfg.group_readable)
+    directory.create_run_dir(path)
     restarts.reject_finished(path, cfg)
     frozen_config.reject_changed_training(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path

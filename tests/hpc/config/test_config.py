@@ -300,7 +300,7 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     shutil.copytree(project.CONFIGS, tmp_path / "configs")
     said = {
-        "seed": 7, "name": "mine", "matmul_precision": "highest", "group_readable": True,
+        "seed": 7, "name": "mine", "matmul_precision": "highest",
         "checkpoint": {"monitor": "val/accuracy", "mode": "max", "keep": 5}, "faults": {"nonfinite": "rollback"},
         "logger": {"tensorboard": {"name": "other"}}, "trainer": {"max_epochs": 3}, "data": {"num_workers": 1},
         "callbacks": {"progress": {"refresh_rate": 7}}, "cluster": {"account": "abc"},

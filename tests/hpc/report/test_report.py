@@ -1,6 +1,5 @@
 """Check `python report.py` with run directories and schedulers that answer as real ones do."""
 
-import json
 import os
 import re
 import subprocess
@@ -286,18 +285,6 @@ def test_a_run_without_an_end_is_alive_while_its_heart_beats(runs: Path, clock: 
     assert (only(runs)["state"], only(runs)["node-hours"]) == ("running?", "1.95")
     clock(0)
     assert (only(runs)["state"], only(runs)["node-hours"]) == ("died", "1.95"), "no time beyond its last beat"
-
-
-def test_without_a_heartbeat_what_it_wrote_tells(runs: Path, clock: Clock) -> None:
-    clock(60)
-    attempt(runs / "digits", None)
-    clock(1)
-    note = {"what": "epoch", "begin": NOW - 3000, "end": NOW - 600, "attempt": 1, "step": 3}
-    (runs / "digits" / "monitor").mkdir()
-    (runs / "digits" / "monitor" / "phases.jsonl").write_text(json.dumps(note))
-    assert only(runs)["state"] == "running?"
-    clock(-1)
-    assert only(runs)["state"] == "died"
 
 
 def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:

@@ -67,24 +67,30 @@ def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path)
     }  # fmt: skip
 
 
-def test_nobody_else_can_read_a_run_unless_that_is_wanted(desk: Desk) -> None:
-    written = ["job.sh", "config.yaml", "overrides.json", "submitted.json", "made_by.json"]
-    assert desk.type("cluster=slurm", "run_dir=mine") == 0
-    assert mode(Path("mine")) == "700" and {mode(Path("mine") / name) for name in written} == {"600"}
-    assert "umask 077\n" in Path("mine/job.sh").read_text()
-    assert desk.type("cluster=slurm", "run_dir=ours", "group_readable=true") == 0
-    assert mode(Path("ours")) == "750" and {mode(Path("ours") / name) for name in written} == {"640"}
-    assert "umask 027\n" in Path("ours/job.sh").read_text()
-
-
-def test_a_group_that_may_read_a_run_can_come_to_it(desk: Desk) -> None:
+@pytest.mark.parametrize(("umask", "folder", "file"), [(0o077, "700", "600"), (0o027, "750", "640")])
+def test_the_umask_of_a_person_says_who_reads_a_run(desk: Desk, umask: int, folder: str, file: str) -> None:
+    os.umask(umask)  # which the desk restores
     assert desk.type("cluster=slurm", "run_dir=deep/mine") == 0
-    assert mode(Path("deep")) == "755"  # as the umask of this person says
-    Path("deep").chmod(0o700)
-    desk.set.delenv("HPC_RUN_DIR")  # set by the previous run
-    assert desk.type("cluster=slurm", "run_dir=deep/ours", "group_readable=true") == 0
-    assert f"your group cannot enter {Path('deep').absolute()}. Try: chmod g+x {Path('deep').absolute()}\n" in desk.err
-    assert mode(Path("deep")) == "700"
+    assert mode(Path("deep")) == mode(Path("deep/mine")) == folder
+    names = ["job.sh", "config.yaml", "overrides.json", "submitted.json", "made_by.json"]
+    assert {mode(Path("deep/mine") / name) for name in names} == {file}
+    assert not re.search(r"(?m)^[^#]*\bumask ", Path("deep/mine/job.sh").read_text())
+    assert desk.type("cluster=slurm", "run_dir=ours", "group_readable=true") == 2
+    assert "Try: umask 027" in desk.err
+
+
+def test_a_job_that_can_never_start_is_not_queued(desk: Desk) -> None:
+    """Check it by what Slurm 22.05 says; plain sbatch takes such a job."""
+    said = "sbatch: error: CPU count per node can not be satisfied\n"
+    said += "allocation failure: Requested node configuration is not available"
+    desk.command("sbatch", f'[ "$1" = --test-only ] || exec /bin/echo 17; echo "{said}" >&2; exit 1')
+    assert desk.type("cluster=slurm", "run_dir=mine") == 2
+    assert "would wait for ever" in desk.err and "cluster.cores_per_gpu" in desk.err and not Path("mine").exists()
+    down = "allocation failure: Required node not available (down, drained or reserved)"  # it may be back soon
+    for answer in (f'echo "{down}" >&2; exit 1', "exit 0"):
+        desk.command("sbatch", f'[ "$1" = --test-only ] || exec /bin/echo 17; {answer}')
+        desk.set.delenv("HPC_RUN_DIR", raising=False)  # set by the previous run
+        assert desk.type("cluster=slurm", f"run_dir={len(answer)}") == 0, desk.err
 
 
 def test_parsable_is_one_line(desk: Desk) -> None:
