@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_data import built, make_images, rejected
+from data_nodes import built, make_images, rejected
 from test_pack import batches, pack_images, pack_text, write_texts
 
 from hpc.config.errors import ConfigError
-from hpc.data import file_checks, packed_files, staging
+from hpc.packed import checks, packed_images, staging
 from hpc.system import private_folder
 
 
@@ -29,8 +29,8 @@ def outside_of_jobs(monkeypatch):
 
 @pytest.fixture
 def images(tmp_path):
-    pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
-    return str(tmp_path / "images.h5")
+    pack_images(make_images(tmp_path / "images"), tmp_path / "images.npy")
+    return str(tmp_path / "images.npy")
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ def staged(name="packed", **values):
 
 def test_the_copy_is_made_once_and_training_reads_it(tmp_path, images, local, capsys):
     data = staged(file=images, node_local=local)
-    (copy,) = (tmp_path / "local").glob("*/images.h5")
-    assert data.dataset("train").map_arguments[0] == str(copy)
+    (copy,) = (tmp_path / "local").glob("*/images.npy")
+    assert data.dataset("train").file == str(copy)
     assert copy.read_bytes() == Path(images).read_bytes()
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
-    assert [path.name for path in copy.parent.iterdir()] == ["images.h5"]
+    assert [path.name for path in copy.parent.iterdir()] == ["images.npy"]
     first = copy.stat().st_ino
     again = staged(file=images, node_local=local)
     assert copy.stat().st_ino == first and capsys.readouterr().err.count("copying") == 1
@@ -63,9 +63,9 @@ def test_the_copy_is_made_once_and_training_reads_it(tmp_path, images, local, ca
 @pytest.mark.parametrize("damage", ["short", "changed"])
 def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage):
     staged(file=images, node_local=local)
-    (copy,) = (tmp_path / "local").glob("*/images.h5")
+    (copy,) = (tmp_path / "local").glob("*/images.npy")
     good = copy.read_bytes()
-    offset = packed_files.read_packed_header(images).offset
+    offset = packed_images.read_packed_images(images).parts.offset
     copy.write_bytes(good[:-9] if damage == "short" else good[:offset] + b"x" + good[offset + 1 :])
     staged(file=images, node_local=local)
     assert copy.read_bytes() == good
@@ -73,7 +73,7 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage)
 
 def test_a_wrong_copy_is_never_published(tmp_path, images, local, monkeypatch):
     def copies(source, target):
-        data, offset = bytearray(Path(source).read_bytes()), packed_files.read_packed_header(images).offset
+        data, offset = bytearray(Path(source).read_bytes()), packed_images.read_packed_images(images).parts.offset
         data[offset] ^= 1
         Path(target).write_bytes(data)
 
@@ -96,16 +96,14 @@ def test_token_files_are_staged_without_confusing_them(tmp_path, local):
 
 
 def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypatch):
-    assert "cluster.node_local='$TMPDIR'" in rejected(
-        file_checks.check_packed_images, "packed", file=images, stage=True
-    )
+    assert "cluster.node_local='$TMPDIR'" in rejected(checks.check_packed_images, "packed", file=images, stage=True)
     with pytest.raises(ConfigError, match=r"is expanded to '\$NOT_SET_HERE'"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)
     text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
-    assert "was not packed" in rejected(file_checks.check_text_files, "text", **text)
+    assert "was not packed" in rejected(checks.check_text_files, "text", **text)
     with pytest.raises(ConfigError, match="copies files that tools"):
-        staged("digits")
+        staged("images", dir=str(tmp_path / "images"))
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(ConfigError, match="GB free"):
         staged(file=images, node_local=local)
@@ -114,7 +112,7 @@ def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypat
 
 @pytest.mark.parametrize("prepared", ["folder", "link"])
 def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, images, local):
-    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_images.read_packed_images(images).parts, local)).parent
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     if prepared == "link":
@@ -128,7 +126,7 @@ def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, im
 
 
 def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp_path, images, local, monkeypatch):
-    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_images.read_packed_images(images).parts, local)).parent
     (tmp_path / "theirs").mkdir()
 
     def disk_usage(_):
@@ -144,9 +142,9 @@ def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp
 
 def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
     """Check that runs share one copy, although a killed run has left an unfinished one."""
-    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_images.read_packed_images(images).parts, local)).parent
     folder.mkdir(mode=0o700)
-    (folder / "images.h5.n1-1.part").write_text("begun")
+    (folder / "images.npy.n1-1.part").write_text("begun")
     runs = [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
     runs += [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
     for run in runs:
@@ -154,7 +152,7 @@ def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
     for run in runs:
         run.join(60)
     assert [run.exitcode for run in runs] == [0, 0] and capfd.readouterr().err.count("copying") == 1
-    assert [path.name for path in folder.iterdir()] == ["images.h5"]
+    assert [path.name for path in folder.iterdir()] == ["images.npy"]
 
 
 @pytest.mark.slow
@@ -170,9 +168,9 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
 
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
 def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local, monkeypatch):
-    parts = packed_files.read_packed_header(images).parts
+    parts = packed_images.read_packed_images(images).parts
     folder = private_folder.make(Path(staging.staged_path(parts, local)).parent)
-    theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
+    theirs, seen, held = folder / "images.npy.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(threading.current_thread()))
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -207,14 +205,14 @@ def test_verifying_a_copy_counts_as_progress(images, local, monkeypatch):
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))
-    staging.stage_file(packed_files.read_packed_header(images).parts, local)
+    staging.stage_file(packed_images.read_packed_images(images).parts, local)
     assert len(seen) >= 5
 
 
 SLOW = """
 import os, time
 from pathlib import Path
-from hpc.data import staging
+from hpc.packed import staging
 
 def copies(source, target):
     whole = Path(source).read_bytes()

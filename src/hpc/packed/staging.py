@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from hpc.config.errors import ConfigError
-from hpc.data.file_parts import FileParts, verify_checksums
+from hpc.packed.packed_file import FileParts, verify_checksums
 from hpc.system import private_folder, process
 
 MAX_VERIFIED_PARTS = 8  # of a copy that exists already
