@@ -158,15 +158,17 @@ def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 # Simulate the time that copying a large file takes.
 SLOW_COPY = """
-import shutil, time
-copyfile = shutil.copyfile
-shutil.copyfile = lambda *places: (time.sleep(0.5), copyfile(*places))
+import time
+from hpc.packed import staging
+copy_file = staging.copy_file
+staging.copy_file = lambda *places: (time.sleep(0.5), copy_file(*places))
 """
 KILLED_IN_THE_COPY = """
-import os, signal, shutil
+import os, signal
+from hpc.packed import staging
 def half(source, target):
     with open(source, "rb") as there, open(target, "wb") as here:
         here.write(there.read(100))
     os.kill(os.getpid(), signal.SIGKILL)
-shutil.copyfile = half
+staging.copy_file = half
 """

@@ -14,7 +14,9 @@ from hpc.config.project import PROJECT
 def node(name, **values):
     """Return a data node as shipped, with a few values of this test."""
     shipped = OmegaConf.load(PROJECT / "configs" / "data" / f"{name}.yaml")
-    return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, "node_local": None, **values})
+    resolved = {"seed": 1, "node_local": None}  # what refers to other sections
+    used = {key: value for key, value in resolved.items() if key in shipped}
+    return OmegaConf.merge(shipped, {"global_batch_size": 2, **used, **values})
 
 
 def rejected(check, name, **values):

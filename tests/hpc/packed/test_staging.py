@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from data_nodes import built, make_images, rejected
-from test_pack import batches, pack_images, pack_text, write_texts
+from test_pack import PIXELS, batches, pack_images, pack_text, write_texts
 
 from hpc.config.errors import ConfigError
 from hpc.packed import checks, packed_images, staging
+from hpc.packed import pack_images as pack_images_module
 from hpc.system import private_folder
 
 
@@ -24,6 +25,7 @@ from hpc.system import private_folder
 def outside_of_jobs(monkeypatch):
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pack_images_module, "PART_BYTES", 10 * 3 * PIXELS**2)  # ten images a part
     staging.node_local_folder.cache_clear()
 
 
@@ -72,12 +74,12 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage)
 
 
 def test_a_wrong_copy_is_never_published(tmp_path, images, local, monkeypatch):
-    def copies(source, target):
+    def copied(source, target):
         data, offset = bytearray(Path(source).read_bytes()), packed_images.read_packed_images(images).parts.offset
         data[offset] ^= 1
         Path(target).write_bytes(data)
 
-    monkeypatch.setattr(staging.shutil, "copyfile", copies)
+    monkeypatch.setattr(staging, "copy_file", copied)
     with pytest.raises(ConfigError, match="must hold what was packed"):
         staged(file=images, node_local=local)
     assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
@@ -191,37 +193,41 @@ def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local
     assert num >= 5 if sign != "none" else num == 0
 
 
-def test_verifying_a_copy_counts_as_progress(images, local, monkeypatch):
-    verify_checksums, seen = staging.verify_checksums, []
+def test_copying_and_verifying_count_as_progress_which_neighbours_see(images, local, monkeypatch):
+    parts, verify_checksums = packed_images.read_packed_images(images).parts, staging.verify_checksums
+    folder, seen = Path(staging.staged_path(parts, local)).parent, []
+    copied = []
 
-    def verify_slowly(parts, *, config_key, max_parts=None):
-        limit = time.monotonic() + 20
-        while not max_parts and len(seen) < 5 and time.monotonic() < limit:
-            Path(images).read_bytes()
-            time.sleep(0.01)
-        return verify_checksums(parts, config_key=config_key, max_parts=max_parts)
+    def verify_later(parts, **arguments):
+        copied.extend(seen)
+        seen.clear()
+        os.utime(parts.file, (0, 0))
+        return verify_checksums(parts, **arguments)
 
-    monkeypatch.setattr(staging, "verify_checksums", verify_slowly)
-    monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
-    monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))
-    staging.stage_file(packed_images.read_packed_images(images).parts, local)
-    assert len(seen) >= 5
+    def look():
+        (status,) = [path.stat() for path in folder.glob("*.part")]
+        seen.append((status.st_size, status.st_mtime))
+
+    monkeypatch.setattr(staging, "verify_checksums", verify_later)
+    monkeypatch.setattr(staging, "on_progress", look)
+    monkeypatch.setattr(staging, "BLOCK_BYTES", 1000)
+    size = Path(staging.stage_file(parts, local)).stat().st_size
+    assert [now for now, _ in copied] == [*range(1000, size, 1000), size]
+    assert len(seen) == len(parts.sizes) == 8 and all(time > 0 for _, time in seen)
 
 
 SLOW = """
 import os, time
-from pathlib import Path
 from hpc.packed import staging
 
-def copies(source, target):
-    whole = Path(source).read_bytes()
-    for number in range(48):
-        time.sleep(0.25)
-        GROWS and Path(target).write_bytes(whole[: len(whole) * number // 48])
-    Path(target).write_bytes(whole)
+def slow_copy(source, target):
+    report = staging.on_progress
+    staging.BLOCK_BYTES = os.path.getsize(source) // 47
+    staging.on_progress = lambda: (time.sleep(0.25), GROWS and report and report())
+    copy_file(source, target)
+    staging.on_progress = report
 
-staging.shutil.copyfile = copies
+copy_file, staging.copy_file = staging.copy_file, slow_copy
 """
 WORDS = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true", "data=packed"]
 WORDS += ["callbacks.progress=null", "trainer.max_steps=1", "checkpoint.monitor=null", "+trainer.limit_val_batches=0"]
