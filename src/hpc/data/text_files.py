@@ -121,9 +121,6 @@ def _files_below(folder: str) -> list[str]:
 
 def _read_inode(key: str, file: str) -> tuple[int, int] | None:
     """Return the device and inode of a file; None if it is empty. Raise `ConfigError` if it cannot be read."""
-    if file.endswith(".part"):
-        rule = "The file must be whole; packing this one was interrupted"
-        raise ConfigError(key, file, rule, "the same tools/pack.py again, then the file that it makes")
     try:
         with open_regular_file(file) as stream:
             status = os.fstat(stream.fileno())

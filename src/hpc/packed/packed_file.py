@@ -68,7 +68,7 @@ def map_array(file: str, *, config_key: str) -> "np.memmap":
 
     try:
         return np.lib.format.open_memmap(file, mode="r")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged header raises errors of many kinds
         rule = f"The file must be a whole array in a .npy file. This one cannot be read: {error}"
         raise ConfigError(config_key, file, rule, "write the file again") from None
 
