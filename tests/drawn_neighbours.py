@@ -34,7 +34,7 @@ claim.Claim.may_write = lambda _: True
 """,
     "one staged file": """
 from contextlib import nullcontext
-from hpc.data import staging
+from hpc.packed import staging
 staging._lock_folder = nullcontext
 """,
     "one submit directory": """

@@ -114,7 +114,7 @@ def forged_attributes(rng: random.Random, ground: Ground) -> Case:
         forged["attributes"] += [["DataModule", "stage", True], ["DataModule", "node_local", f"$(>{ground.canary})"]]
     file = ground.open / "forged.json"
     file.write_text(json.dumps(forged))
-    return Case("restore", [str(file), str(ground.base / "packed.h5")])
+    return Case("restore", [str(file), str(ground.base / "packed.npy")])
 
 
 def searches(rng: random.Random, ground: Ground) -> Case:
@@ -180,7 +180,7 @@ def data_files(rng: random.Random, ground: Ground) -> Case:
     if rng.random() < 0.2:
         given = [given[0].partition("=")[0] + "=" + values.text(rng, ground.canary)]
     choice = ["model=resnet18", "data.image_size=32"] if kind == "images" else ["model=gpt_tiny", "data.block_size=16"]
-    out = ground.open / ("out.h5" if kind == "images" else "out.npy")
+    out = ground.open / "out.npy"
     size = ["data.image_size=8"] if kind == "images" else []
     return rng.choice(
         [Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])]

@@ -207,7 +207,7 @@ def words_of_tools(rng: random.Random, ground: Ground) -> Case:
     count = {"load": 1, "weights": 1}.get(program, rng.randrange(1, 4))
     words = [values.text(rng, ground.canary) for _ in range(count)]
     if program == "tools/pack.py":
-        keys = ["out", "tokenizer", "data.files", "data.dir", "data.vocab_size", "data.image_size", "--verify"]
+        keys = ["out", "tokenizer", "data.files", "data.dir", "data.image_size", "--verify"]
         words = [f"{rng.choice(keys)}={word}" for word in words]
     if program == "tools/board.py" and rng.random() < 0.5:
         words = [f"{rng.choice(['cluster', 'cluster.login_host', 'cluster.name'])}={word}" for word in words]

@@ -23,7 +23,6 @@ LIBRARIES = [
     "torch",
     "lightning",
     "optuna",
-    "h5py",
     "tensorboard.compat.proto.event_pb2",
     "PIL.Image",
     "torch.distributed.checkpoint",
@@ -135,11 +134,11 @@ def _data(base: Path) -> None:
         folder = base / "images" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 8), (number * 12, 0, 0)).save(folder / f"{number}.png")
-    from hpc.data import pack_command
+    from hpc.packed import pack_command
 
     for split in ("train", "val", "test"):
         shutil.copytree(base / "images", base / "splits" / split)
-    pack_command.pack([f"data.dir={base}/splits", f"out={base}/packed.h5", "data.image_size=8"])
+    pack_command.pack([f"data.dir={base}/splits", f"out={base}/packed.npy", "data.image_size=8"])
     (base / "text").mkdir()
     for number in range(3):
         (base / "text" / f"{number}.txt").write_text("to be or not to be " * 40)

@@ -19,7 +19,7 @@ OURS = "from hpc.run import environment; environment.reject_unsuitable_environme
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     """Pack text into one file with several processes: one succeeds, the others are rejected, the file is complete."""
     folder = ground.folder / name
-    ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.journal"])
+    ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.part"])
     out = folder / "text.npy"
     commands = []
     for number in range(rng.choice([2, 3])):
@@ -43,12 +43,6 @@ def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     if not right:
         again = Command(f"{name}-again", [*commands[0].words])
         yield [again]
-        for path in folder.glob(".text.npy.*"):  # packing of other text was interrupted: remove it, as the message says
-            if again.code == 2 and "was begun with other files" in again.said():
-                path.unlink()
-        if again.code == 2:
-            again = Command(f"{name}-anew", [*commands[0].words])
-            yield [again]
         ground.expect(again, 0)
         right = [again]
     texts = right[0].words[1].partition("=")[2]

@@ -135,7 +135,7 @@ def two_each(
 
 def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     """Train runs that stage the same packed file on one node. One of them may be killed during the copy."""
-    ground.protect(ground.folder / "node", ["data-1-other/images.h5", "data-1-other/images.h5.other-1.part"])
+    ground.protect(ground.folder / "node", ["data-1-other/images.npy", "data-1-other/images.npy.other-1.part"])
     runs = []
     for number in range(rng.choice([2, 3])):
         run_dir = ground.folder / name / str(number)
@@ -148,8 +148,8 @@ def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     killed.patch = KILLED_IN_THE_COPY
     yield [*[command for _, command, _ in runs], *rng.choice([[], [killed]])]
     yield from finished(shared, ground, runs)
-    for copy in (ground.folder / "node").glob("data-*/images.h5"):
-        if "other" not in copy.parent.name and copy.read_bytes() != (shared.data / "images.h5").read_bytes():
+    for copy in (ground.folder / "node").glob("data-*/images.npy"):
+        if "other" not in copy.parent.name and copy.read_bytes() != (shared.data / "images.npy").read_bytes():
             ground.harm("other results", f"{copy} is not what was packed")
     copies = sum(command.said().count("copying ") for _, command, _ in runs) + killed.said().count("copying ")
     if copies > 1 + killed.said().count("copying "):
@@ -158,15 +158,17 @@ def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 # Simulate the time that copying a large file takes.
 SLOW_COPY = """
-import shutil, time
-copyfile = shutil.copyfile
-shutil.copyfile = lambda *places: (time.sleep(0.5), copyfile(*places))
+import time
+from hpc.packed import staging
+copy_file = staging.copy_file
+staging.copy_file = lambda *places: (time.sleep(0.5), copy_file(*places))
 """
 KILLED_IN_THE_COPY = """
-import os, signal, shutil
+import os, signal
+from hpc.packed import staging
 def half(source, target):
     with open(source, "rb") as there, open(target, "wb") as here:
         here.write(there.read(100))
     os.kill(os.getpid(), signal.SIGKILL)
-shutil.copyfile = half
+staging.copy_file = half
 """

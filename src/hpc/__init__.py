@@ -9,7 +9,8 @@ run          the life of a run: its directory, who may write, signals, watchdog,
 jobs         a config becomes a job script for Slurm or PBS; facts of clusters and GPUs
 checkpoint   written whole or absent, read without executing anything, moved between strategies
 state        what a module, its data and its callbacks keep in attributes, and whether it has changed
-data         one global order of samples, loaders, packed files, staging
+data         one global order of samples, loaders shared out and resumed, streams
+packed       one large file in the place of many small ones: packing, reading, tokens, staging
 training     strategies, what they do to a network, loggers and curves, the start of an attempt
 resume       stop between two optimizer steps and go on exactly
 monitor      throughput and MFU, samples of each node, profiles, bandwidth of links

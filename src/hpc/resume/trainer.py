@@ -19,8 +19,8 @@ from hpc.config import freezing, trust
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
 from hpc.data.same_data import SameData
-from hpc.data.staging_progress import StagingProgress
 from hpc.launch.placement import Placement
+from hpc.packed.staging_progress import StagingProgress
 from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import ReportsTrial

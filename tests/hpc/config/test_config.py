@@ -49,9 +49,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "text.txt").write_text("to be or not to be " * 10_000)
     (folder / "pretrained").mkdir()
     (folder / "pretrained" / "config.json").write_text("{}")
-    pack = [sys.executable, str(PROJECT / "tools/pack.py"), f"data.dir={folder}/images", f"out={folder}/images.h5"]
+    pack = [sys.executable, str(PROJECT / "tools/pack.py"), f"data.dir={folder}/images", f"out={folder}/images.npy"]
     subprocess.run([*pack, "data.image_size=8"], check=True, env=ENVIRON)
-    files = {"images": "images", "text": "text.txt", "packed": "images.h5", "pretrained": "pretrained"}
+    files = {"images": "images", "text": "text.txt", "packed": "images.npy", "pretrained": "pretrained"}
     return {name: folder / file for name, file in files.items()}
 
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 
 from hpc.config.errors import ConfigError
-from hpc.data.file_parts import FileParts, verify_checksums
-from hpc.system import private_folder, process
+from hpc.packed.packed_file import FileParts, verify_checksums
+from hpc.system import private_folder
 
 MAX_VERIFIED_PARTS = 8  # of a copy that exists already
 OR_NO_STAGING = "or data.stage=false"
-MIN_PROGRESS_BYTES = 1 << 20  # read since the last poll by a process that verifies its copy
-POLL_SECONDS = 1.0  # between two polls of copies that are being made
-on_progress: Callable[[], object] | None = None  # called after each poll in which a copy has grown, whoever makes it
+BLOCK_BYTES = 1 << 20  # that are copied at a time
+POLL_SECONDS = 0.5  # between two looks at a copy that another process makes
+on_progress: Callable[[], object] | None = None  # called whenever a copy has grown, whoever makes it
 
 
 def require_node_local_key(stage: bool, node_local: str | None) -> None:
@@ -64,7 +64,7 @@ def stage_file(parts: FileParts, node_local: str) -> str:
     try:
         if not _is_whole(parts, copy, size):
             folder = private_folder.make(Path(copy).parent)
-            with _report_progress(folder), _lock_folder(folder):
+            with _lock_folder(folder):
                 if not _is_whole(parts, copy, size):
                     _reject_without_room(size, node_local)
                     sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
@@ -87,11 +87,19 @@ def _is_whole(parts: FileParts, copy: str, size: int) -> bool:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder against other processes of this user on this node, and remove what killed ones have left."""
+    """Lock the folder against other processes of this user on this node, and remove what killed ones have left.
+
+    Wait for a process that makes a copy here: whatever it adds is progress of this one, too.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # storage without locks: each process makes a copy, and the last one stays
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            before = _unfinished_copies(folder)
+            while not _is_lock_taken(descriptor):
+                time.sleep(POLL_SECONDS)
+                if (now := _unfinished_copies(folder)) != before:
+                    _report_progress()
+                before = now
             for unfinished in folder.glob("*.part"):
                 unfinished.unlink()
         yield
@@ -99,31 +107,18 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def _report_progress(folder: Path) -> Iterator[None]:
-    """Call `on_progress` from a thread while copies in this folder grow, whichever process makes them."""
-    stop = threading.Event()
-
-    def poll() -> None:
-        before, reported_bytes = _unfinished_copies(folder), process.io_bytes()
-        while not stop.wait(POLL_SECONDS):
-            with suppress(OSError):
-                # A process that verifies its copy changes nothing that neighbours could see. So it sets the time.
-                if process.io_bytes() - reported_bytes >= MIN_PROGRESS_BYTES:
-                    reported_bytes = process.io_bytes()
-                    for own_copy in folder.glob(f"*{_unfinished_suffix()}"):
-                        os.utime(own_copy)
-                if (now := _unfinished_copies(folder)) != before and on_progress:
-                    on_progress()
-                before = now
-
-    thread = threading.Thread(target=poll, daemon=True, name="staging: progress")
-    thread.start()
+def _is_lock_taken(descriptor: int) -> bool:
+    """Take the lock, and return whether nobody else has it. Raise `OSError` where there are no locks."""
     try:
-        yield
-    finally:
-        stop.set()
-        thread.join(2 * POLL_SECONDS)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _report_progress() -> None:
+    if on_progress:
+        on_progress()
 
 
 def _unfinished_copies(folder: Path) -> dict[str, tuple[int, int]]:
@@ -133,11 +128,6 @@ def _unfinished_copies(folder: Path) -> dict[str, tuple[int, int]]:
         with suppress(FileNotFoundError):
             copies[path.name] = path.stat().st_size, path.stat().st_mtime_ns
     return copies
-
-
-def _unfinished_suffix() -> str:
-    """Return the end of the names of copies that this process is making."""
-    return f".{socket.gethostname()}-{os.getpid()}.part"
 
 
 def _reject_without_room(size: int, node_local: str) -> None:
@@ -151,11 +141,25 @@ def _reject_without_room(size: int, node_local: str) -> None:
 
 def _copy(parts: FileParts, copy: str) -> None:
     """Copy under another name, verify, then rename: a file of the right name is always whole."""
-    unfinished = f"{copy}{_unfinished_suffix()}"
+    unfinished = f"{copy}.{socket.gethostname()}-{os.getpid()}.part"
+
+    def on_part() -> None:
+        os.utime(unfinished)  # which other processes see
+        _report_progress()
+
     try:
-        shutil.copyfile(parts.file, unfinished)
-        verify_checksums(replace(parts, file=unfinished), config_key="data.stage")
+        copy_file(parts.file, unfinished)
+        verify_checksums(replace(parts, file=unfinished), config_key="data.stage", on_part=on_part)
         os.replace(unfinished, copy)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(unfinished)
+
+
+def copy_file(source: str, target: str) -> None:
+    """Copy a file, and report each block as progress. Raise `OSError`."""
+    with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
+        while block := memoryview(reader.read(BLOCK_BYTES)):
+            while block:
+                block = block[writer.write(block) :]
+            _report_progress()

@@ -1,19 +1,23 @@
 """Text to tokens, a piece at a time: as bytes, or by a tokenizer of the library `tokenizers`. No torch here."""
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc.config.errors import ConfigError
+from hpc.system import home
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PIECE_BYTES = 1 << 20  # a tokenizer needs a few hundred times as much memory
 PART_BYTES = 1 << 24  # for one process at a time
-MAX_BPE_TRAINING_BYTES = 1 << 30  # evenly spread; a BPE hardly improves with more text
 END_OF_TEXT_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the first that exists ends each file
+
+MAKE_A_TOKENIZER = (
+    "make it: python -c \"import tokenizers; t = tokenizers.ByteLevelBPETokenizer(); t.train(['FILE.txt'], 32768, "
+    "special_tokens=['<|endoftext|>']); t.save('tokenizer.json')\", or tokenizer=bytes"
+)
 
 Piece = tuple[str, int, int]  # file, first byte, one past the last byte: before both are moved to where a line starts
 Parts = Sequence[Sequence[Piece]]
@@ -35,8 +39,8 @@ def split_into_parts(files: Sequence[str]) -> list[list[Piece]]:
     return parts
 
 
-def read_piece(piece: Piece) -> tuple[str, int, bool]:
-    """Return (text, its bytes in the file, whether it ends the file) of a piece, cut where lines start.
+def read_piece(piece: Piece) -> tuple[str, bool]:
+    """Return (text, whether it ends the file) of a piece, cut where lines start.
 
     Raises:
         ConfigError: it is not UTF-8.
@@ -48,7 +52,7 @@ def read_piece(piece: Piece) -> tuple[str, int, bool]:
         stream.seek(start)
         data = stream.read(max(0, end - start))
     try:
-        return data.decode(), len(data), end == size and bool(data)
+        return data.decode(), end == size and bool(data)
     except UnicodeDecodeError as error:
         rule = f"Text must be UTF-8; from byte {start + error.start} on, this file is not"
         fix = "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes"
@@ -66,63 +70,39 @@ def find_unreadable(parts: Parts, number: int) -> list[ConfigError]:
     return errors
 
 
-def read_byte_part(parts: Parts, number: int) -> tuple[bytes, int]:
-    """Return (tokens, bytes of text) of a part whose tokens are its bytes."""
+def read_byte_part(parts: Parts, number: int) -> bytes:
+    """Return the tokens of a part whose tokens are its bytes."""
     data = b""
     for file, start, end in parts[number]:
         with open(file, "rb") as stream:
             stream.seek(start)
             data += stream.read(end - start)
-    return data, len(data)
+    return data
 
 
-def tokenize_part(parts: Parts, number: int, *, tokenizer: "Tokenizer", dtype: str) -> tuple[bytes, int]:
-    """Return (tokens as bytes of `dtype`, bytes of text) of a part. Raise `ConfigError` for text that is not UTF-8."""
+def tokenize_part(parts: Parts, number: int, *, tokenizer: "Tokenizer", dtype: str) -> bytes:
+    """Return the tokens of a part as bytes of `dtype`. Raise `ConfigError` for text that is not UTF-8."""
     import numpy as np
 
-    end_of_text, tokens, size = end_of_text_token(tokenizer), [], 0
+    end_of_text, tokens = end_of_text_token(tokenizer), []
     for piece in parts[number]:
-        text, length, is_end = read_piece(piece)
+        text, is_end = read_piece(piece)
         tokens.append(np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype))
-        size += length
         if is_end and end_of_text is not None:
             tokens.append(np.array([end_of_text], dtype))
-    return np.concatenate(tokens).tobytes(), size
+    return np.concatenate(tokens).tobytes()
 
 
-def load_tokenizer(text: str, source: str) -> "Tokenizer":
-    """Return the tokenizer of a tokenizer.json's text; `source` is named in errors. Raise `ConfigError`."""
+def read_tokenizer(file: str) -> tuple[str, "Tokenizer"]:
+    """Return the text of a tokenizer.json, and its tokenizer. Raise `ConfigError` if it cannot be read."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(text)
+        text = home.expand(file).read_text(encoding="utf-8")
+        return text, Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower class
-        rule = f"must be the tokenizer.json of a tokenizer ({error})"
-        raise ConfigError("tokenizer", source, rule, "tokenizer=bpe") from None
-
-
-def train_bpe(parts: Parts, vocab_size: int) -> str:
-    """Train a byte-level BPE on (some of) the pieces; return its tokenizer.json. Raise `ConfigError`."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special_tokens = [END_OF_TEXT_TOKENS[0]]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
-    )  # type: ignore
-
-    pieces = [piece for part in parts for piece in part]
-    size = sum(end - start for _, start, end in pieces)
-
-    def texts() -> Iterator[str]:
-        for piece in pieces[:: max(1, size // MAX_BPE_TRAINING_BYTES)]:
-            yield read_piece(piece)[0]
-
-    tokenizer.train_from_iterator(texts(), trainer)
-    return tokenizer.to_str(pretty=True)
+        rule = f"must be bytes, or the tokenizer.json of a tokenizer, which packing does not train ({error})"
+        raise ConfigError("tokenizer", file, rule, MAKE_A_TOKENIZER) from None
 
 
 def end_of_text_token(tokenizer: "Tokenizer") -> int | None:
@@ -138,28 +118,6 @@ def vocabulary_size(tokenizer: "Tokenizer") -> int:
 def dtype_for(vocab_size: int) -> str:
     """Return the smallest dtype that holds all tokens."""
     return "uint8" if vocab_size <= 256 else "uint16" if vocab_size <= 65536 else "uint32"
-
-
-def token_metadata(data_files: Any, files: Sequence[str], *, tokenizer: str, text: str) -> dict[str, Any]:
-    """Return the notes that are written beside the tokens, without those that are known only when they are made.
-
-    Args:
-        data_files: the config's value, of which `files` is the list.
-        tokenizer: bytes, bpe, or the file of a tokenizer.
-        text: of the tokenizer.json; "" for bytes.
-    """
-    size = 256
-    loaded = load_tokenizer(text, tokenizer) if text else None
-    if loaded:
-        size = vocabulary_size(loaded)
-    sha = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return {
-        "dtype": dtype_for(size),
-        "vocab_size": -(-size // 64) * 64,
-        "tokenizer": f"{tokenizer} {sha}" if text else "bytes",
-        "end_of_text": end_of_text_token(loaded) if loaded else None,
-        "sources": {"data.files": str(data_files), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
-    }
 
 
 def _move_to_line_start(stream: Any, offset: int, *, size: int) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hpc.data import staging
+from hpc.packed import staging
 from hpc.run.watchdog import Watchdog
 
 STORE_KEY = "copying/moves"

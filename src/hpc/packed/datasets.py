@@ -1,15 +1,49 @@
-"""Windows into files of tokens, for predicting the next token: a batch is one gather from mapped files."""
+"""Datasets of packed images and of windows into tokens: a batch is one gather from a mapped file."""
 
 import functools
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hpc.data.fetching import copy_to_tensor
-from hpc.data.text_files import map_file, num_tokens, reject_tokens_outside
+from hpc.data.fetching import copy_to_tensor, empty_batch
+from hpc.packed.packed_images import PackedImages, map_pixels
+from hpc.packed.token_files import map_file, num_tokens, reject_tokens_outside
 
 MAX_TOKENS_IN_MEMORY = 1 << 26  # of several files that are loaded
+
+
+class PackedSamples(Dataset):
+    """The images of a split of a packed file, in the order of the folder from which they were packed.
+
+    A batch is one gather from the memory map, in the order of the sampler. The order is not changed to suit the disk:
+    images of 224 pixels came at the disk's speed when they were read for the first time. Sorted indices, madvise and
+    several threads were no faster, and MADV_RANDOM was ten times slower. In memory, the order costs nothing.
+    """
+
+    draws = False  # random numbers
+
+    def __init__(self, packed: PackedImages, split: str, *, file: str) -> None:
+        self.first, self.end = packed.splits[split]
+        self.labels = packed.labels[self.first : self.end]
+        self.file = file  # each worker maps it
+        self.shape = (3, packed.image_size, packed.image_size)
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.__getitems__(np.array([index]))
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return images uint8 (batch, 3, size, size) and class numbers int64 (batch,)."""
+        images = empty_batch((len(indices), *self.shape), np.uint8)
+        out = images.numpy().reshape(len(indices), -1)
+        # With "clip", numpy writes into `out` without a copy between; the sampler gives no index that needs clipping.
+        map_pixels(self.file).take(indices + self.first, axis=0, out=out, mode="clip")
+        return images, torch.from_numpy(self.labels[indices])
 
 
 class TokenWindows(Dataset):

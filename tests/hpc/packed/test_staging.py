@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_data import built, make_images, rejected
-from test_pack import batches, pack_images, pack_text, write_texts
+from data_nodes import built, make_images, rejected
+from test_pack import PIXELS, batches, pack_images, pack_text, write_texts
 
 from hpc.config.errors import ConfigError
-from hpc.data import file_checks, packed_files, staging
+from hpc.packed import checks, packed_images, staging
+from hpc.packed import pack_images as pack_images_module
 from hpc.system import private_folder
 
 
@@ -24,13 +25,14 @@ from hpc.system import private_folder
 def outside_of_jobs(monkeypatch):
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pack_images_module, "PART_BYTES", 10 * 3 * PIXELS**2)  # ten images a part
     staging.node_local_folder.cache_clear()
 
 
 @pytest.fixture
 def images(tmp_path):
-    pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
-    return str(tmp_path / "images.h5")
+    pack_images(make_images(tmp_path / "images"), tmp_path / "images.npy")
+    return str(tmp_path / "images.npy")
 
 
 @pytest.fixture
@@ -49,11 +51,11 @@ def staged(name="packed", **values):
 
 def test_the_copy_is_made_once_and_training_reads_it(tmp_path, images, local, capsys):
     data = staged(file=images, node_local=local)
-    (copy,) = (tmp_path / "local").glob("*/images.h5")
-    assert data.dataset("train").map_arguments[0] == str(copy)
+    (copy,) = (tmp_path / "local").glob("*/images.npy")
+    assert data.dataset("train").file == str(copy)
     assert copy.read_bytes() == Path(images).read_bytes()
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
-    assert [path.name for path in copy.parent.iterdir()] == ["images.h5"]
+    assert [path.name for path in copy.parent.iterdir()] == ["images.npy"]
     first = copy.stat().st_ino
     again = staged(file=images, node_local=local)
     assert copy.stat().st_ino == first and capsys.readouterr().err.count("copying") == 1
@@ -63,21 +65,21 @@ def test_the_copy_is_made_once_and_training_reads_it(tmp_path, images, local, ca
 @pytest.mark.parametrize("damage", ["short", "changed"])
 def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage):
     staged(file=images, node_local=local)
-    (copy,) = (tmp_path / "local").glob("*/images.h5")
+    (copy,) = (tmp_path / "local").glob("*/images.npy")
     good = copy.read_bytes()
-    offset = packed_files.read_packed_header(images).offset
+    offset = packed_images.read_packed_images(images).parts.offset
     copy.write_bytes(good[:-9] if damage == "short" else good[:offset] + b"x" + good[offset + 1 :])
     staged(file=images, node_local=local)
     assert copy.read_bytes() == good
 
 
 def test_a_wrong_copy_is_never_published(tmp_path, images, local, monkeypatch):
-    def copies(source, target):
-        data, offset = bytearray(Path(source).read_bytes()), packed_files.read_packed_header(images).offset
+    def copied(source, target):
+        data, offset = bytearray(Path(source).read_bytes()), packed_images.read_packed_images(images).parts.offset
         data[offset] ^= 1
         Path(target).write_bytes(data)
 
-    monkeypatch.setattr(staging.shutil, "copyfile", copies)
+    monkeypatch.setattr(staging, "copy_file", copied)
     with pytest.raises(ConfigError, match="must hold what was packed"):
         staged(file=images, node_local=local)
     assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
@@ -96,16 +98,14 @@ def test_token_files_are_staged_without_confusing_them(tmp_path, local):
 
 
 def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypatch):
-    assert "cluster.node_local='$TMPDIR'" in rejected(
-        file_checks.check_packed_images, "packed", file=images, stage=True
-    )
+    assert "cluster.node_local='$TMPDIR'" in rejected(checks.check_packed_images, "packed", file=images, stage=True)
     with pytest.raises(ConfigError, match=r"is expanded to '\$NOT_SET_HERE'"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)
     text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
-    assert "was not packed" in rejected(file_checks.check_text_files, "text", **text)
+    assert "was not packed" in rejected(checks.check_text_files, "text", **text)
     with pytest.raises(ConfigError, match="copies files that tools"):
-        staged("digits")
+        staged("images", dir=str(tmp_path / "images"))
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(ConfigError, match="GB free"):
         staged(file=images, node_local=local)
@@ -114,7 +114,7 @@ def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypat
 
 @pytest.mark.parametrize("prepared", ["folder", "link"])
 def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, images, local):
-    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_images.read_packed_images(images).parts, local)).parent
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     if prepared == "link":
@@ -128,7 +128,7 @@ def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, im
 
 
 def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp_path, images, local, monkeypatch):
-    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_images.read_packed_images(images).parts, local)).parent
     (tmp_path / "theirs").mkdir()
 
     def disk_usage(_):
@@ -144,9 +144,9 @@ def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp
 
 def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
     """Check that runs share one copy, although a killed run has left an unfinished one."""
-    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_images.read_packed_images(images).parts, local)).parent
     folder.mkdir(mode=0o700)
-    (folder / "images.h5.n1-1.part").write_text("begun")
+    (folder / "images.npy.n1-1.part").write_text("begun")
     runs = [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
     runs += [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
     for run in runs:
@@ -154,7 +154,7 @@ def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
     for run in runs:
         run.join(60)
     assert [run.exitcode for run in runs] == [0, 0] and capfd.readouterr().err.count("copying") == 1
-    assert [path.name for path in folder.iterdir()] == ["images.h5"]
+    assert [path.name for path in folder.iterdir()] == ["images.npy"]
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
 
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
 def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local, monkeypatch):
-    parts = packed_files.read_packed_header(images).parts
+    parts = packed_images.read_packed_images(images).parts
     folder = private_folder.make(Path(staging.staged_path(parts, local)).parent)
-    theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
+    theirs, seen, held = folder / "images.npy.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(threading.current_thread()))
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -193,37 +193,41 @@ def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local
     assert num >= 5 if sign != "none" else num == 0
 
 
-def test_verifying_a_copy_counts_as_progress(images, local, monkeypatch):
-    verify_checksums, seen = staging.verify_checksums, []
+def test_copying_and_verifying_count_as_progress_which_neighbours_see(images, local, monkeypatch):
+    parts, verify_checksums = packed_images.read_packed_images(images).parts, staging.verify_checksums
+    folder, seen = Path(staging.staged_path(parts, local)).parent, []
+    copied = []
 
-    def verify_slowly(parts, *, config_key, max_parts=None):
-        limit = time.monotonic() + 20
-        while not max_parts and len(seen) < 5 and time.monotonic() < limit:
-            Path(images).read_bytes()
-            time.sleep(0.01)
-        return verify_checksums(parts, config_key=config_key, max_parts=max_parts)
+    def verify_later(parts, **arguments):
+        copied.extend(seen)
+        seen.clear()
+        os.utime(parts.file, (0, 0))
+        return verify_checksums(parts, **arguments)
 
-    monkeypatch.setattr(staging, "verify_checksums", verify_slowly)
-    monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
-    monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))
-    staging.stage_file(packed_files.read_packed_header(images).parts, local)
-    assert len(seen) >= 5
+    def look():
+        (status,) = [path.stat() for path in folder.glob("*.part")]
+        seen.append((status.st_size, status.st_mtime))
+
+    monkeypatch.setattr(staging, "verify_checksums", verify_later)
+    monkeypatch.setattr(staging, "on_progress", look)
+    monkeypatch.setattr(staging, "BLOCK_BYTES", 1000)
+    size = Path(staging.stage_file(parts, local)).stat().st_size
+    assert [now for now, _ in copied] == [*range(1000, size, 1000), size]
+    assert len(seen) == len(parts.sizes) == 8 and all(time > 0 for _, time in seen)
 
 
 SLOW = """
 import os, time
-from pathlib import Path
-from hpc.data import staging
+from hpc.packed import staging
 
-def copies(source, target):
-    whole = Path(source).read_bytes()
-    for number in range(48):
-        time.sleep(0.25)
-        GROWS and Path(target).write_bytes(whole[: len(whole) * number // 48])
-    Path(target).write_bytes(whole)
+def slow_copy(source, target):
+    report = staging.on_progress
+    staging.BLOCK_BYTES = os.path.getsize(source) // 47
+    staging.on_progress = lambda: (time.sleep(0.25), GROWS and report and report())
+    copy_file(source, target)
+    staging.on_progress = report
 
-staging.shutil.copyfile = copies
+copy_file, staging.copy_file = staging.copy_file, slow_copy
 """
 WORDS = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true", "data=packed"]
 WORDS += ["callbacks.progress=null", "trainer.max_steps=1", "checkpoint.monitor=null", "+trainer.limit_val_batches=0"]

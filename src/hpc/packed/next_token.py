@@ -4,14 +4,13 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from hpc.data.data_module import DataModule
-from hpc.data.file_parts import FileParts
-from hpc.data.text_files import windows_of_split
-from hpc.data.token_files import text_checksum, token_parts, vocab_size_and_bytes_per_token
-from hpc.data.token_windows import TokenWindows
+from hpc.packed.datasets import TokenWindows
+from hpc.packed.packed_file import FileParts
+from hpc.packed.staged_data import StagedDataModule
+from hpc.packed.token_files import text_checksum, token_parts, vocab_size_and_bytes_per_token, windows_of_split
 
 
-class NextToken(DataModule):
+class NextToken(StagedDataModule):
     """Base class for text data: inputs int64 (block_size,), and as targets the same tokens shifted by one.
 
     A subclass implements `list_files`.
