@@ -12,7 +12,7 @@ from hpc.plan.step_time import forward_flops
 from hpc.plan.whole_run import START_SECONDS, CheckpointCost, Finish
 
 ACTIVATIONS = ("activations", "logits")  # that a plan by parameters alone does not count
-STEP_PARTS = ("compute", "communication", "optimizer", "bubble")
+STEP_PARTS = ("compute", "communication", "optimizer")
 
 
 def lines(
@@ -21,7 +21,7 @@ def lines(
     *,
     finish: Finish | None,
     checkpoint: CheckpointCost | None,
-    changes: Sequence[str],
+    change: str | None,
     notes: Sequence[str],
 ) -> list[str]:
     """Return one screen of text."""
@@ -30,7 +30,7 @@ def lines(
         *([prediction.trace.by_parameters_note] if prediction.trace.by_parameters else []),
         "",
         *_memory_lines(prediction),
-        *(f"  to make it fit: {change}" for change in changes),
+        *([f"  to make it fit: {change}"] if change else []),
         "",
         *_step_lines(prediction),
         *([_finish_line(finish)] if finish else []),
@@ -65,7 +65,6 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
          f"cluster={cluster.name} has no cluster.gpu, so it is unknown whether the run fits"),
         (prediction.capacity is not None and cluster.network_gbs is None,
          "cluster.network_gbs (GB/s that a node sends) is not set, so only one node is timed"),
-        (setup.pipeline > 1, "train.py has no pipeline; it runs data and tensor parallelism only"),
         (setup.compile and prediction.fits is False,
          "torch.compile saves less for backward than is counted here, so the run may fit"),
         (setup.offload, _offload_note(prediction)),
@@ -173,7 +172,7 @@ def as_dict(
     *,
     finish: Finish | None,
     checkpoint: CheckpointCost | None,
-    changes: Sequence[str],
+    change: str | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """Return the plan as plain data, in bytes, seconds, and examples or tokens; unknown values are None."""
@@ -186,7 +185,7 @@ def as_dict(
         "memory": vars(memory) | unknown | sizes,
         "by_parameters": trace.by_parameters or None,
         "fits": prediction.fits,
-        "changes": list(changes),
+        "change": change,
         "step": {part: getattr(step, part) if step else None for part in ("seconds", *STEP_PARTS)} | {"data": None},
         "rate": prediction.rate,
         "read_per_node": prediction.read_bytes_per_second_per_node,
