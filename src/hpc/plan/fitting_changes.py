@@ -46,8 +46,7 @@ def find_fitting_change(
         changed = _compose_setup([*words, *_overrides(changes)])
         return changed if changed and changed.global_batch == global_batch else None
 
-    def fits(changes: dict[str, str]) -> bool:
-        changed = changed_setup(changes)
+    def fits(changed: ParallelLayout | None) -> bool:
         if changed is None:
             return False
         if (arithmetic := _arithmetic(changed)) not in traces:
@@ -60,16 +59,15 @@ def find_fitting_change(
     changes: dict[str, str] = {}
     try:
         for change in ladder(setup, has_blocks=bool(trace.blocks), batch_key=key, **limits):
-            if changed_setup(changes | change) is None:
-                continue
-            changes |= change
-            if fits(changes):
+            if changed := changed_setup(changes | change):
+                changes |= change
+            if fits(changed):
                 break
         else:
             return None, NO_CHANGE_FITS if key else NO_CHANGE_WITH_LOADER_FITS
         for override in reversed(list(changes)):  # the costly ones first
             fewer = {key: value for key, value in changes.items() if key != override}
-            changes = fewer if fits(fewer) else changes
+            changes = fewer if fits(changed_setup(fewer)) else changes
     except trace_cache.TracingError as error:
         return None, f"a smaller network or batch, because the changed step cannot be planned here: {error}"
     return " ".join(_overrides(changes)), ""
