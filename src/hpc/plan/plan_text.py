@@ -63,7 +63,7 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
         (not setup.accelerated, "this run uses CPUs, for which only the memory is predicted"),
         (setup.accelerated and prediction.capacity is None,
          f"cluster={cluster.name} has no cluster.gpu, so it is unknown whether the run fits"),
-        (prediction.capacity is not None and cluster.network_gbs is None,
+        (prediction.capacity is not None and cluster.network_gbs is None and len(prediction.scaling) < 2,
          "cluster.network_gbs (GB/s that a node sends) is not set, so only one node is timed"),
         (setup.compile and prediction.fits is False,
          "torch.compile saves less for backward than is counted here, so the run may fit"),

@@ -175,7 +175,7 @@ def test_a_change_that_fits_is_found_and_has_nothing_needless():
 
 def test_of_the_ladder_only_what_is_needed_is_proposed(monkeypatch):
     """Check a run that fits with one rung alone, or with two, that others come before and after."""
-    words = [*GPT, "trainer=ddp", *JUWELS]
+    words = [*GPT, "trainer=ddp", "data.global_batch_size=16", *JUWELS]
     cfg = composed(*words)
     layout = setup_from_config(cfg)
     trace = Trace((ParameterGroup("block 0", 1, 1, 1, num_tensors=1, buffer_bytes=0),), "tokens", 1024)
