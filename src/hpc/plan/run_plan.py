@@ -1,10 +1,7 @@
 """The plan of a run as plan.py prints it: prediction, end, checkpoints, and a change after which it fits. No torch."""
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,26 +11,10 @@ from hpc.config.errors import ConfigError
 from hpc.jobs.hardware import Machine
 from hpc.plan import fitting_changes, memory_check, plan_arguments, plan_text, trace_cache
 from hpc.plan.plan_arguments import PlanWords
+from hpc.plan.plan_text import RunPlan
 from hpc.plan.prediction import Prediction, predict
 from hpc.plan.setup import setup_from_config
-from hpc.plan.whole_run import CheckpointCost, Finish, predict_checkpoint_cost, predict_finish
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """A prediction, and what follows from it for the whole run."""
-
-    prediction: Prediction
-    title: str
-    finish: Finish | None  # None: unknown
-    checkpoint: CheckpointCost | None
-    change: str | None  # overrides with which a run fits that does not
-    notes: list[str]
-
-    @property
-    def render_kwargs(self) -> dict[str, Any]:
-        """The arguments of `plan_text` beside prediction and title."""
-        return {name: value for name, value in vars(self).items() if name not in ("prediction", "title")}
+from hpc.plan.whole_run import predict_checkpoint_cost, predict_finish
 
 
 def plan_run(cfg: DictConfig, words: Sequence[str], *, own: PlanWords | None = None) -> RunPlan:
@@ -72,16 +53,6 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: PlanWords | None = N
         change=change,
         notes=notes,
     )
-
-
-def as_text(plan: RunPlan) -> str:
-    """Return the plan as one screen of text."""
-    return "\n".join(plan_text.lines(plan.prediction, plan.title, **plan.render_kwargs))
-
-
-def as_json(plan: RunPlan) -> str:
-    """Return the plan as JSON."""
-    return json.dumps(plan_text.as_dict(plan.prediction, **plan.render_kwargs), indent=1)
 
 
 def _predict(cfg: DictConfig, own: PlanWords, machine: Machine | None) -> Prediction:

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from hpc.config import command_parser, errors
-from hpc.plan import plan_arguments, run_plan
+from hpc.plan import plan_arguments, plan_text, run_plan
 from hpc.run import command_line
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     own, arguments.overrides = plan_arguments.split_words(arguments.overrides)
     plan = run_plan.plan_run(command_line.compose_parsed(arguments), arguments.overrides, own=own)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end without a traceback when `| head` closes the pipe
-    print(run_plan.as_json(plan) if arguments.json else run_plan.as_text(plan))
+    print(plan_text.as_json(plan) if arguments.json else plan_text.as_text(plan))
 
 
 def run() -> None:

@@ -99,14 +99,14 @@ def test_most_shipped_clusters_name_their_gpu():
 def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
     """Trace each network once per precision, then plan it on every machine."""
     asked = runs(model)
-    nothing = {"finish": None, "checkpoint": None, "change": None, "notes": []}
     for layout in map(setup_from_config, asked):
         trace = trace_cache.load_trace(asked[0], layout)
         for machine in machines():
             made = prediction.predict(trace, layout, machine)
             assert made.memory.total > 0
-            assert plan_text.lines(made, "title", **nothing)
-            json.dumps(plan_text.as_dict(made, **nothing))
+            plan = plan_text.RunPlan(made, "title", finish=None, checkpoint=None, change=None, notes=[])
+            assert plan_text.as_text(plan)
+            json.loads(plan_text.as_json(plan))
 
 
 def layouts() -> st.SearchStrategy[ParallelLayout]:
@@ -233,10 +233,10 @@ def test_a_plan_by_parameters_alone_is_marked(monkeypatch, capsys):
     said = "planned by parameters alone: net.py:3, `x.item()`: it needs the value of a tensor; activations are not"
     assert said in capsys.readouterr().err
     plan = run_plan.plan_run(cfg, [])
-    text = run_plan.as_text(plan)
+    text = plan_text.as_text(plan)
     assert said in text and "activations   not counted" in text and "fits" not in text
     assert "left for activations" in text and "a step:" not in text and "nodes   GPUs" not in text
-    told = json.loads(run_plan.as_json(plan))
+    told = json.loads(plan_text.as_json(plan))
     assert told["fits"] is None and told["memory"]["activations"] is None and told["step"]["seconds"] is None
     assert "x.item()" in told["by_parameters"]
     monkeypatch.setattr(trace_cache, "load_trace", lambda cfg, setup: by_parameters(10**10))
