@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from hpc.data.batch_contents import BatchSize, measure_batch
-from hpc.plan.cuda_emulation import cuda_attention, cuda_autocast
+from hpc.plan.cuda_emulation import emulate_cuda
 from hpc.plan.example_batches import ExampleBatch, ExampleBatches, UnreadableData
 from hpc.plan.meter import Meter, local_bytes
 from hpc.plan.module_source import ModuleSource, NotTraceable
@@ -62,7 +62,7 @@ class Precision:
     @contextmanager
     def step_context(self) -> Iterator[None]:
         """Compute in this precision within the block."""
-        with cuda_attention(), cuda_autocast(DTYPES[self.autocast]) if self.autocast else default_dtype(self.dtype):
+        with torch.autocast("cpu", DTYPES[self.autocast]) if self.autocast else default_dtype(self.dtype):
             yield
 
 
@@ -149,10 +149,11 @@ def _measure(
     meter.begin()
     for tensor in batch.tensors:
         meter.count(tensor)
-    with precision.step_context():
-        loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
-    if loss is not None:
-        module.backward(loss)
+    with emulate_cuda():
+        with precision.step_context():
+            loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
+        if loss is not None:
+            module.backward(loss)
 
 
 def _parallelize(module: L.LightningModule, mesh: DeviceMesh | None) -> None:
