@@ -183,7 +183,7 @@ def _harmless() -> None:
     def exit_instead(*_: Any, **__: Any) -> Any:
         sys.exit(0)
 
-    trace_cache.load_traces = exit_instead
+    trace_cache.load_trace = exit_instead
     tensorboard_server.TensorBoardServer = exit_instead  # type: ignore[misc, assignment]
 
 

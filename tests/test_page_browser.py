@@ -60,32 +60,18 @@ def sampled(run_dir: Path) -> None:
                 stream.write(json.dumps(phase | {"attempt": 1, "step": begin}) + "\n")
 
 
-@pytest.fixture(scope="module")
-def plan(project: Path, run: Callable, tmp_path_factory) -> Path:
-    """Make the page of a plan."""
-    file = tmp_path_factory.mktemp("plan") / "plan.html"
-    done = run(f"python plan.py trainer=ddp_4node cluster=lumi_g data.global_batch_size=256 plot={file}", project)
-    assert done.returncode == 0, done.stdout
-    return file
-
-
-@pytest.fixture(params=["report", "plan"])
-def any_page(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue({"report": "page"}.get(request.param, request.param))
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK], ids=["phone", "desk"])
-def test_nobody_would_complain(width: int, dark: bool, any_page: Path, tab: Tab) -> None:
-    tab.show(any_page.as_uri(), width, dark=dark)
+def test_nobody_would_complain(width: int, dark: bool, page: Path, tab: Tab) -> None:
+    tab.show(page.as_uri(), width, dark=dark)
     num_figures = tab.evaluate("document.querySelectorAll('figure').length")
-    assert num_figures == 2 if any_page.name == "plan.html" else num_figures >= 8
+    assert num_figures >= 8
     assert tab.evaluate("document.querySelectorAll('figure .scatterlayer').length") >= num_figures
     assert tab.evaluate(EYE) == []
     assert (tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 20, 23)") == dark
     tab.evaluate("document.querySelectorAll('details').forEach((details) => (details.open = true))")
     assert tab.evaluate(EYE) == []
-    assert tab.requests == [any_page.as_uri()]
+    assert tab.requests == [page.as_uri()]
     assert tab.complaints == []
 
 

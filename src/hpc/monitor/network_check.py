@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig
 
 from hpc.config import compose, conversion, preflight, sections
-from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
+from hpc.launch import bandwidth, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
 from hpc.monitor.network_check_command import reject_single_rank
@@ -220,7 +220,7 @@ def _slow_node_warnings(seconds: Mapping[str, Mapping[str, float]]) -> list[str]
 
 
 def _write_report(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
-    """Write network.json and network.txt, keep the links for the plan, and print the table."""
+    """Write network.json and network.txt, and print the table."""
     points = [
         CollectiveTiming(**{key: point[key] for key in CollectiveTiming.__dataclass_fields__})
         for point in report["points"]
@@ -232,10 +232,7 @@ def _write_report(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
     lines += [f"NCCL's network: {', '.join(networks)}"] if networks else []
     lines += [*report["compared"], *(f"warning: {line}" for line in report["warnings"])]
     files.write_atomically(run_dir / RESULT_FILE, json.dumps(report, indent=1))
-    try:
-        path = measured_links.save(cluster, report["backend"], links=measured_links.parse(report["links"]))
-        lines += [f"python plan.py uses these links from now on: {path}"]
-    except OSError as error:
-        lines += [f"warning: the links cannot be kept for python plan.py: {error}"]
+    if report["backend"] == "nccl":
+        lines += [f"python plan.py network={run_dir} plans with these links"]
     files.write_atomically(run_dir / TABLE_FILE, "".join(f"{line}\n" for line in lines))
     print("\n".join(lines), flush=True)

@@ -11,15 +11,13 @@ BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """The layout of a run: world size = nodes * devices = data-parallel * tensor-parallel * pipeline."""
+    """The layout of a run: world size = nodes * devices = data-parallel * tensor-parallel."""
 
     nodes: int
     devices: int  # per node
     micro_batch: int  # examples that a rank computes at once; 0: only the loaders of the data know
     accumulate: int = 1  # micro-batches per step
     tensor_parallel: int = 1
-    pipeline: int = 1  # stages; train.py runs only one
-    interleaved: int = 1  # pieces of the network per stage (arXiv 2104.04473, section 2.2)
     sharding: str = "none"  # fsdp, zero1, zero2, zero3
     precision: str = "32-true"
     checkpointing: bool = False
@@ -36,7 +34,7 @@ class ParallelLayout:
 
     @property
     def data_parallel(self) -> int:
-        return self.world_size // (self.tensor_parallel * self.pipeline)
+        return self.world_size // self.tensor_parallel
 
     @property
     def global_batch(self) -> int:

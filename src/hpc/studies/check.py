@@ -110,7 +110,7 @@ class Check:
         began, error, notes = time.monotonic(), "", []
         words = [*self.words, "strategy=ddp", "trainer.devices=2"]
         try:
-            trace = run_plan.plan_run(compose_overrides(words), words, own={}).prediction.trace
+            trace = run_plan.plan_run(compose_overrides(words), words).prediction.trace
             notes = [trace.by_parameters_note if trace.by_parameters else "", trace.note]
         except ConfigError as raised:
             error = str(raised)

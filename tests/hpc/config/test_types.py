@@ -62,7 +62,7 @@ def submit(cfg: DictConfig) -> None:
 
 
 def plan(cfg: DictConfig) -> None:
-    run_plan.plan_run(cfg, [], own={})
+    run_plan.plan_run(cfg, [])
 
 
 def is_right_or_a_sentence(cfg: DictConfig, program: Callable[[DictConfig], None], key: str, value: Any) -> bool:
@@ -80,12 +80,11 @@ def is_right_or_a_sentence(cfg: DictConfig, program: Callable[[DictConfig], None
 
 @pytest.fixture
 def no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_traces(cfg: DictConfig, setups: list[Any]) -> Any:
-        for setup in setups:
-            trace_cache._trace_request(cfg, setup)
+    def load_trace(cfg: DictConfig, setup: Any) -> Any:
+        trace_cache._trace_request(cfg, setup)
         raise trace_cache.TracingError("not here")
 
-    monkeypatch.setattr(trace_cache, "load_traces", load_traces)
+    monkeypatch.setattr(trace_cache, "load_trace", load_trace)
 
 
 @pytest.mark.usefixtures("no_trace")

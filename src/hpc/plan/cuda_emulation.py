@@ -32,36 +32,27 @@ AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 @contextmanager
-def cuda_autocast(dtype: torch.dtype) -> Iterator[None]:
-    """Cast within the block as CUDA's autocast does, on the CPU."""
-    library = Library("aten", "IMPL")
-    try:
-        for names, make_kernel in ((IN_FP32, _fp32_kernel), (INTO_FP32, _fp32_output_kernel)):
-            for operator in _operators(names):
-                library.impl(operator, make_kernel(operator), "AutocastCPU")
-        with torch.autocast("cpu", dtype):
-            yield
-    finally:
-        library._destroy()
+def emulate_cuda() -> Iterator[None]:
+    """Compute within the block, on the CPU, as CUDA does: under autocast, and attention with dropout.
 
-
-@contextmanager
-def cuda_attention() -> Iterator[None]:
-    """Compute attention with dropout by the kernel for attention without, as CUDA's kernels do both alike.
-
-    The CPU's has no dropout, so that torch would compute and keep the whole matrix of weights.
+    The block must hold backward, too, in which activation checkpointing computes again.
     """
     library = Library("aten", "IMPL")
-    operator = ATEN.scaled_dot_product_attention.default
+    attention = ATEN.scaled_dot_product_attention.default
 
     def without_dropout(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, **options: Any,
     ) -> Tensor:  # fmt: skip
-        return operator.decompose(query, key, value, attn_mask, 0.0, is_causal, **options)
+        """Compute attention as without dropout: CUDA's kernels do both alike, and the CPU's has no dropout, so that
+        torch would compute and keep the whole matrix of weights."""
+        return attention.decompose(query, key, value, attn_mask, 0.0, is_causal, **options)
 
     try:
-        library.impl(operator, without_dropout, "AutogradCPU")
+        for names, make_kernel in ((IN_FP32, _fp32_kernel), (INTO_FP32, _fp32_output_kernel)):
+            for operator in _operators(names):
+                library.impl(operator, make_kernel(operator), "AutocastCPU")
+        library.impl(attention, without_dropout, "AutogradCPU")
         yield
     finally:
         library._destroy()
