@@ -1,6 +1,5 @@
 """Check `python report.py` with run directories and schedulers that answer as real ones do."""
 
-import json
 import os
 import re
 import subprocess
@@ -288,18 +287,6 @@ def test_a_run_without_an_end_is_alive_while_its_heart_beats(runs: Path, clock: 
     assert (only(runs)["state"], only(runs)["node-hours"]) == ("died", "1.95"), "no time beyond its last beat"
 
 
-def test_without_a_heartbeat_what_it_wrote_tells(runs: Path, clock: Clock) -> None:
-    clock(60)
-    attempt(runs / "digits", None)
-    clock(1)
-    note = {"what": "epoch", "begin": NOW - 3000, "end": NOW - 600, "attempt": 1, "step": 3}
-    (runs / "digits" / "monitor").mkdir()
-    (runs / "digits" / "monitor" / "phases.jsonl").write_text(json.dumps(note))
-    assert only(runs)["state"] == "running?"
-    clock(-1)
-    assert only(runs)["state"] == "died"
-
-
 def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
     run_dir = runs / "digits"
     clock(9)
@@ -392,10 +379,9 @@ def test_accounts_tell_what_squeue_has_forgotten(
     assert calls(commands)[1] == f"sacct -n -X -P -o JobID,State,ExitCode --user={os.getuid()} -j 17"
 
 
-def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
+def test_a_run_of_an_unknown_scheduler_is_looked_up_in_that_of_this_machine(runs: Path, commands: Path) -> None:
     attempt(runs / "digits")
     (run,) = history.find_runs(runs / "digits")
-    assert run_table.scheduler_of_run(run) == "slurm"
     stub(commands, "qstat", "exit 1")
     assert run_table.scheduler_of_run(run) == "pbs"
     stub(commands, "squeue", "exit 0")
@@ -755,6 +741,7 @@ def test_a_run_that_gave_up(runs: Path, commands: Path, work: job.Job, clock: Cl
     (run_dir / "config.yaml").write_text("name: digits\nfaults:\n  nonfinite: stop\n  retries: 3\nlogger: {}\n")
     (run_dir / "stalled").write_text("2\n")
     written(run_dir, 9)
+    beat(run_dir, 1, 0.5)
     clock(0)
     assert only(runs)["state"] == "running?"
     (run_dir / "stalled").write_text("3\n")
