@@ -42,8 +42,7 @@ MODULES = [
     "run.command_line",
     "submit.scripts",
     "report.run_table",
-    "report.tensorboard_server",
-    "report.ssh_tunnel",
+    "report.board",
     "studies.search",
     "studies.optuna_study",
     "studies.trial_table",
@@ -177,15 +176,14 @@ def enter(case: Any, project: Path) -> None:
 
 
 def _harmless() -> None:
-    """Let the program exit instead of starting TensorBoard or tracing a network."""
+    """Let the program exit instead of becoming TensorBoard or tracing a network."""
     from hpc.plan import trace_cache
-    from hpc.report import tensorboard_server
 
     def exit_instead(*_: Any, **__: Any) -> Any:
         sys.exit(0)
 
     trace_cache.load_traces = exit_instead
-    tensorboard_server.TensorBoardServer = exit_instead  # type: ignore[misc, assignment]
+    os.execve = exit_instead  # type: ignore[assignment]
 
 
 def train(project: Path) -> None:
@@ -296,10 +294,9 @@ def check(project: Path) -> None:
 
 
 def tunnel(project: Path) -> None:
-    from hpc.report import ssh_tunnel
+    from hpc.report import board
 
-    host = ssh_tunnel.name_of_this_host(os.environ)
-    print("\n".join(ssh_tunnel.ssh_lines(6006, user="me", host=host, login_host=None, environ=os.environ)))
+    print("\n".join(board.address_lines(6006, host=board.name_of_this_host(), login_host=None)))
 
 
 def bake(project: Path) -> None:
