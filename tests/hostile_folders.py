@@ -127,10 +127,9 @@ def searches(rng: random.Random, ground: Ground) -> Case:
             values.damage(rng, file, ground.canary, ground.folder / "victim")
     return rng.choice(
         [
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", ["--ask", str(folder / "001")]),
             Case("report.py", [str(folder)]),
+            Case("report.py", [str(folder)]),
+            Case("submit.py", ["--draw", str(folder / "001")]),
         ]
     )
 

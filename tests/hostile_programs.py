@@ -45,7 +45,7 @@ MODULES = [
     "report.board",
     "studies.search",
     "studies.optuna_study",
-    "studies.trial_table",
+    "report.search_results",
     "studies.sweep",
     "training.starting_point",
     "training.record",

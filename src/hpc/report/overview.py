@@ -1,4 +1,7 @@
-"""The answer of report.py: the report of one run, also as report.html in its directory; or a table of several."""
+"""The answer of report.py: the report of one run, also as report.html in its directory; or a table of several.
+
+Below the table of a search stand its trials.
+"""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.report import run_table
 from hpc.report.terminal import section_lines
-from hpc.run import history
+from hpc.run import directory, history
 from hpc.run.history import RunRecord
 from hpc.system.tables import make_console, one_line
 
@@ -31,7 +34,18 @@ def write_report_or_table(places: Sequence[Path]) -> list[str]:
             raise ConfigError(str(place), None, rule, "python report.py RUN_DIR, or python report.py for all of runs/")
     places = places or [project.PROJECT / "runs"]
     runs = history.find_runs(places[0]) if len(places) == 1 else []
-    return write_report(runs[0]) if len(runs) == 1 and runs[0].path == places[0] else run_table.format_runs(places)
+    if len(runs) == 1 and runs[0].path == places[0]:
+        return write_report(runs[0])
+    return [*run_table.format_runs(places), *(line for place in places for line in _result_lines(place))]
+
+
+def _result_lines(place: Path) -> list[str]:
+    """Return what the runs of this folder have found together; nothing if they do not belong to one search."""
+    if not (place / directory.SEARCH_FILE).exists():
+        return []
+    from hpc.report import search_results  # it imports optuna
+
+    return ["", *search_results.trial_lines(place.absolute())]
 
 
 def write_report(run: RunRecord) -> list[str]:
