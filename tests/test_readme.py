@@ -196,7 +196,7 @@ def scaled(desk: Desk, command: str) -> None:
         (desk.folder / name).write_text(f"#!/bin/bash\n{answer}\n")
         (desk.folder / name).chmod(0o755)
     out = desk.folder / "study"
-    words = f"cluster.container=none out={shlex.quote(str(out))} --no-wait"
+    words = f"cluster.container=none out={shlex.quote(str(out))}"
     desk.succeeds(f"PATH={shlex.quote(str(desk.folder))}:$PATH {command} {words}")
     assert len(list(out.glob("nodes-*/job.sh"))) == 4
 

@@ -1,6 +1,6 @@
 """The answer of report.py: the report of one run, also as report.html in its directory; or a table of several.
 
-Below the table of a search stand its trials.
+Below the table of a search stand its trials, and below that of a scaling study its points.
 """
 
 import os
@@ -13,6 +13,7 @@ from hpc.report import run_table
 from hpc.report.terminal import section_lines
 from hpc.run import directory, history
 from hpc.run.history import RunRecord
+from hpc.studies import scaling_file
 from hpc.system.tables import make_console, one_line
 
 PAGE = "report.html"
@@ -40,12 +41,17 @@ def write_report_or_table(places: Sequence[Path]) -> list[str]:
 
 
 def _result_lines(place: Path) -> list[str]:
-    """Return what the runs of this folder have found together; nothing if they do not belong to one search."""
-    if not (place / directory.SEARCH_FILE).exists():
-        return []
-    from hpc.report import search_results  # it imports optuna
+    """Return what the runs of this folder have found together, if they are those of a search or of a scaling study."""
+    folder = place.absolute()
+    if (folder / directory.SEARCH_FILE).exists():
+        from hpc.report import search_results  # like the following one slow to import, and a table needs none of them
 
-    return ["", *search_results.trial_lines(place.absolute())]
+        return ["", *search_results.trial_lines(folder)]
+    if (folder / scaling_file.FILE).exists():
+        from hpc.report import scaling_results
+
+        return ["", *scaling_results.point_lines(folder)]
+    return []
 
 
 def write_report(run: RunRecord) -> list[str]:

@@ -46,7 +46,7 @@ class RunData:
 
 def read_run_data(run: RunRecord) -> RunData:
     """Read a run directory. Data that cannot be read are missing, and `notes` say so."""
-    row = run_table.query_row(run)
+    ((row,), _) = run_table.query_rows([run])
     curves, phases = event_files.read_curves(*attempt_log.curve_folders(run.path)), node_usage.read_phases(run.path)
     nodes, node_notes = node_usage.read_nodes(run.path)
     spans = attempt_spans(run, phases, is_running=_is_last_attempt_running(run, row))

@@ -42,13 +42,7 @@ def format_runs(places: Sequence[Path]) -> list[str]:
     runs.sort(key=lambda run: (run.submit_time or run.stale_before, run.path.parent, run.index))
     if not runs:
         return [f"There is no run in {' '.join(map(str, places))} yet. Try: python train.py, or python submit.py"]
-    states = {
-        name: _query_states(name, [run for run in runs if scheduler_of_run(run) == name])
-        for name in job_states.QUERY_COMMAND
-    }
-    silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
-    now = time.time()
-    rows = [_make_row(run, states[scheduler_of_run(run)], now) for run in runs]
+    rows, silent = query_rows(runs)
     cells = [[_cell(getattr(row, title.replace("-", "_"))) for title in TITLES] for row in rows]
     return [
         *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
@@ -58,9 +52,15 @@ def format_runs(places: Sequence[Path]) -> list[str]:
     ]
 
 
-def query_row(run: RunRecord) -> RunRow:
-    """Return the row of one run, after asking the scheduler for its jobs."""
-    return _make_row(run, _query_states(scheduler_of_run(run), [run]), time.time())
+def query_rows(runs: Sequence[RunRecord]) -> tuple[list[RunRow], list[str]]:
+    """Return the rows of runs, after asking each scheduler once for all jobs; and the commands that did not answer."""
+    states = {
+        name: _query_states(name, [run for run in runs if scheduler_of_run(run) == name])
+        for name in job_states.QUERY_COMMAND
+    }
+    silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
+    now = time.time()
+    return [_make_row(run, states[scheduler_of_run(run)], now) for run in runs], silent
 
 
 def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) -> RunRow:

@@ -186,9 +186,7 @@ def test_a_launcher_may_be_any_bash_that_ends_in_srun(launcher: str, node: Node)
 
 def test_a_run_of_a_search_asks_once_before_its_ranks(node: Node) -> None:  # noqa: F811
     work = replace(node.work, is_search_trial=True)
-    node.program(
-        "python", '[ $2 = --draw ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"'
-    )
+    node.program("python", '[ $2 = --draw ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
     (node.run_dir / "rejects").touch()
     assert node.run(work) == 1 and not node.noted("srun.argv"), node.said
     (node.run_dir / "rejects").unlink()
