@@ -194,15 +194,13 @@ def _less_frequent_validation(
     factor, key = max(ceil(share / target), 2), "trainer.val_check_interval"
     interval, longest = config_value(config, key), _max_batches(statistics, config)
     if isinstance(interval, float) and 0 < interval < 1:  # a share of an epoch
-        return f"++{key}={min(interval * factor, 1.0):.3}"
+        return f"{key}={min(interval * factor, 1.0):.3}"
     if not isinstance(interval, int):
         key = "trainer.check_val_every_n_epoch"
         interval, epochs = config_value(config, key) or 1, config_value(config, "trainer.max_epochs")
         longest = epochs if isinstance(epochs, int) and epochs > 0 else None
     factor = min(factor, longest // max(interval, 1)) if longest else factor
-    # The shipped configs lack these keys of Lightning. Hydra adds a new key with +, and a new or an old one with ++.
-    plus = "++" if config_value(config, key) is not None else "+"
-    return f"{plus}{key}={interval * factor}" if factor > 1 else None
+    return f"{key}={interval * factor}" if factor > 1 else None
 
 
 def _max_batches(statistics: RunStatistics, config: Mapping[str, Any]) -> int | None:

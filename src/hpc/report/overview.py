@@ -11,10 +11,11 @@ from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.report import run_table
 from hpc.report.terminal import section_lines
+from hpc.report.whole_file import write_whole
 from hpc.run import directory, history
 from hpc.run.history import RunRecord
 from hpc.studies import scaling_file
-from hpc.system.tables import make_console, one_line
+from hpc.system.tables import make_console
 
 PAGE = "report.html"
 
@@ -59,21 +60,4 @@ def write_report(run: RunRecord) -> list[str]:
     from hpc.report import page, run_data, sections  # slow to import, and a table needs none of them
 
     blocks = sections.run_sections(run_data.read_run_data(run))
-    return [*section_lines(blocks, make_console()), "", _write_page(run.path, page.render_html(blocks))]
-
-
-def _write_page(run_dir: Path, html: bytes) -> str:
-    """Write the page whole or not at all, and return a line on the outcome.
-
-    It may fail: another user's run directory is read-only, and a disk may be full.
-    """
-    path, temporary = run_dir / PAGE, run_dir / f".{PAGE}-{os.getpid()}"
-    try:
-        try:
-            temporary.write_bytes(html)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        return one_line(f"cannot write {path}: {error.strerror}")
-    return one_line(f"page: {path}")
+    return [*section_lines(blocks, make_console()), "", write_whole(run.path / PAGE, page.render_html(blocks))]

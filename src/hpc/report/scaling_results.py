@@ -9,6 +9,7 @@ from hpc.config.errors import ConfigError
 from hpc.report import run_rates, run_table, scaling_table
 from hpc.report.endings import has_stopped_unfinished
 from hpc.report.scaling_table import ScalingRow
+from hpc.report.whole_file import write_whole
 from hpc.run import history
 from hpc.studies import scaling_file
 from hpc.system.tables import one_line
@@ -23,9 +24,8 @@ def point_lines(folder: Path) -> list[str]:
     except ConfigError as error:
         return [one_line(line) for line in str(error).splitlines()]
     runs = history.find_runs(folder)
-    found = dict(
-        zip((run.path.name for run in runs), zip(runs, run_table.query_rows(runs)[0], strict=True), strict=True)
-    )
+    rows_of_runs, _ = run_table.query_rows(runs)
+    found = {run.path.name: (run, row) for run, row in zip(runs, rows_of_runs, strict=True)}
     states, rates, advice = {}, {}, []
     for point in points:
         run, row = found.get(point.name, (None, None))
@@ -39,14 +39,11 @@ def point_lines(folder: Path) -> list[str]:
         elif run.is_finished:
             advice.append(f"{point.name} has finished, but has no readable curves of perf/")
     rows = scaling_table.make_rows(points, states, rates)
-    return [*scaling_table.format_rows(rows), *advice, *([_write(rows, folder)] if rates else [])]
+    return [*scaling_table.format_rows(rows), *advice, *(_write(rows, folder) if rates else [])]
 
 
-def _write(rows: Sequence[ScalingRow], folder: Path) -> str:
-    """Write the table and its charts into the folder of the study. Return a line on the outcome."""
-    try:
-        (folder / "scaling.csv").write_text(scaling_table.to_csv(rows), encoding="utf-8")
-        page.write_page(scaling_table.make_charts(rows), folder / "scaling.html", title=folder.name)
-    except OSError as error:  # another user's folder is read-only, and a disk may be full
-        return one_line(f"cannot write into {folder}: {error.strerror}")
-    return one_line(f"page: {folder / 'scaling.html'}, table: {folder / 'scaling.csv'}")
+def _write(rows: Sequence[ScalingRow], folder: Path) -> list[str]:
+    """Write the table and its charts into the folder of the study. Return lines on the outcome."""
+    html = page.render_charts(scaling_table.make_charts(rows), folder.name)
+    files = {"scaling.csv": scaling_table.to_csv(rows).encode(), "scaling.html": html}
+    return [write_whole(folder / name, content) for name, content in files.items()]

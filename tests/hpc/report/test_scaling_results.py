@@ -187,7 +187,8 @@ def test_a_report_shows_the_runs_and_below_them_the_points(folder: Path) -> None
     assert table[4:] == [
         f"to go on with nodes-2: python submit.py resume={folder / 'nodes-2'}",
         "nodes-4 is not submitted: the command of the study submits it",
-        f"page: {folder}/scaling.html, table: {folder}/scaling.csv",
+        f"table: {folder}/scaling.csv",
+        f"page: {folder}/scaling.html",
     ]
     rows = list(csv.DictReader((folder / "scaling.csv").open()))
     assert [(row["nodes"], row["state"], row["efficiency"]) for row in rows] == [
@@ -206,8 +207,16 @@ def test_a_point_that_has_measured_nothing_is_named(folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_still_shows_the_table(folder: Path) -> None:
     (folder / "scaling.csv").mkdir()
-    *lines, last = scaling_results.point_lines(folder)
-    assert lines[0].split()[0] == "nodes" and last == f"cannot write into {folder}: Is a directory"
+    *lines, table, _ = scaling_results.point_lines(folder)
+    assert lines[0].split()[0] == "nodes" and table == f"cannot write {folder}/scaling.csv: Is a directory"
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    for name in ("scaling.csv", "scaling.html"):
+        (folder / name).symlink_to(tmp_path / "mine")
+    scaling_results.point_lines(folder)
+    assert (tmp_path / "mine").read_text() == "precious" and not (folder / "scaling.csv").is_symlink()
 
 
 @pytest.mark.parametrize("text", [
