@@ -46,6 +46,8 @@ MODULES = [
     "studies.search",
     "studies.optuna_study",
     "report.search_results",
+    "report.scaling_results",
+    "studies.scaling_study",
     "studies.sweep",
     "training.starting_point",
     "training.record",
@@ -103,6 +105,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
     _search(base / "search")
+    _study(base / "study", run_dir)
     _data(base)
     for module in ("train", "submit"):  # parse them once
         importlib.import_module(module)
@@ -125,6 +128,14 @@ def _search(folder: Path) -> None:
         reporter.report(0, 0.5)
         reporter.end("complete", 0.5)
     (folder / "members").write_text("".join(f"{folder}/{number:03}\n" for number in range(3)))
+
+
+def _study(folder: Path, run_dir: Path) -> None:
+    from hpc.studies import scaling_file
+
+    shutil.copytree(run_dir, folder / "nodes-1", symlinks=True)
+    (folder / "nodes-1/submitted.json").unlink()
+    scaling_file.save_points(folder, [scaling_file.PointSizes(nodes, 4 * nodes, 64, 0.1) for nodes in (1, 2)])
 
 
 def _data(base: Path) -> None:
