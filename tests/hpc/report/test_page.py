@@ -24,9 +24,8 @@ from hpc.charts import chart
 from hpc.charts import page as charts_page
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import blocks, overview, page, run_charts, run_data, terminal
+from hpc.report import blocks, overview, page, run_charts, run_data, run_rates, terminal
 from hpc.run import attempt_log, causes, history
-from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
