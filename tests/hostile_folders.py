@@ -118,19 +118,21 @@ def forged_attributes(rng: random.Random, ground: Ground) -> Case:
 
 
 def searches(rng: random.Random, ground: Ground) -> Case:
-    """Return a case with a damaged folder of a search: search.json, journal, submitted.json, members."""
-    folder = ground.copy("search")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Return a case with a damaged folder of a search (search.json, journal, submitted.json, members) or of a study."""
+    is_study = rng.random() < 0.3
+    folder = ground.copy("study" if is_study else "search")
+    pattern = "*.json" if is_study and rng.random() < 0.5 else "**/*"
+    files = sorted(path for path in folder.glob(pattern) if path.is_file())
     for _ in range(rng.randrange(1, 3)):
         file = rng.choice(files)
         if file.is_file() and not file.is_symlink():
             values.damage(rng, file, ground.canary, ground.folder / "victim")
+    study = ["nodes=1,2", "trainer=ddp", "cluster=slurm", f"out={folder}", "--dry-run"]
     return rng.choice(
         [
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", ["--ask", str(folder / "001")]),
             Case("report.py", [str(folder)]),
+            Case("report.py", [str(folder)]),
+            Case("tools/scale.py", study) if is_study else Case("submit.py", ["--draw", str(folder / "001")]),
         ]
     )
 

@@ -201,9 +201,7 @@ def environment(rng: random.Random, ground: Ground) -> Case:
 
 def words_of_tools(rng: random.Random, ground: Ground) -> Case:
     """Return a case with hostile arguments of the tools or of report.py."""
-    program = rng.choice(
-        ["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "tools/search.py", "load", "weights"]
-    )
+    program = rng.choice(["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "load", "weights"])
     count = {"load": 1, "weights": 1}.get(program, rng.randrange(1, 4))
     words = [values.text(rng, ground.canary) for _ in range(count)]
     if program == "tools/pack.py":

@@ -41,11 +41,12 @@ MODULES = [
     "run.command_line",
     "submit.scripts",
     "report.run_table",
-    "report.tensorboard_server",
-    "report.ssh_tunnel",
+    "report.board",
     "studies.search",
     "studies.optuna_study",
-    "studies.trial_table",
+    "report.search_results",
+    "report.scaling_results",
+    "studies.scaling_study",
     "studies.sweep",
     "training.starting_point",
     "training.record",
@@ -103,6 +104,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
     _search(base / "search")
+    _study(base / "study", run_dir)
     _data(base)
     for module in ("train", "submit"):  # parse them once
         importlib.import_module(module)
@@ -125,6 +127,14 @@ def _search(folder: Path) -> None:
         reporter.report(0, 0.5)
         reporter.end("complete", 0.5)
     (folder / "members").write_text("".join(f"{folder}/{number:03}\n" for number in range(3)))
+
+
+def _study(folder: Path, run_dir: Path) -> None:
+    from hpc.studies import scaling_file
+
+    shutil.copytree(run_dir, folder / "nodes-1", symlinks=True)
+    (folder / "nodes-1/submitted.json").unlink()
+    scaling_file.save_points(folder, [scaling_file.PointSizes(nodes, 4 * nodes, 64, 0.1) for nodes in (1, 2)])
 
 
 def _data(base: Path) -> None:
@@ -176,15 +186,14 @@ def enter(case: Any, project: Path) -> None:
 
 
 def _harmless() -> None:
-    """Let the program exit instead of starting TensorBoard or tracing a network."""
+    """Let the program exit instead of becoming TensorBoard or tracing a network."""
     from hpc.plan import trace_cache
-    from hpc.report import tensorboard_server
 
     def exit_instead(*_: Any, **__: Any) -> Any:
         sys.exit(0)
 
     trace_cache.load_trace = exit_instead
-    tensorboard_server.TensorBoardServer = exit_instead  # type: ignore[misc, assignment]
+    os.execve = exit_instead  # type: ignore[assignment]
 
 
 def train(project: Path) -> None:
@@ -295,10 +304,9 @@ def check(project: Path) -> None:
 
 
 def tunnel(project: Path) -> None:
-    from hpc.report import ssh_tunnel
+    from hpc.report import board
 
-    host = ssh_tunnel.name_of_this_host(os.environ)
-    print("\n".join(ssh_tunnel.ssh_lines(6006, user="me", host=host, login_host=None, environ=os.environ)))
+    print("\n".join(board.address_lines(6006, host=board.name_of_this_host(), login_host=None)))
 
 
 def bake(project: Path) -> None:

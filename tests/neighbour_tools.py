@@ -178,12 +178,12 @@ def studied(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         return
     folder = Path(start.said().split(" ", 1)[1].strip().splitlines()[-1])
     members = [folder / f"{number:03}" for number in range(4)]
-    asks = [Command(f"{name}-{member.name}", ["tools/search.py", "--ask", str(member)]) for member in members]
+    asks = [Command(f"{name}-{member.name}", ["submit.py", "--draw", str(member)]) for member in members]
     if rng.random() < 0.3:
         asks[0].hit, asks[0].at = signal.SIGKILL, rng.uniform(0, 0.5)
-    look = Command(f"{name}-look", ["tools/search.py", str(folder)], late=rng.uniform(0, 0.5))
+    look = Command(f"{name}-look", ["report.py", str(folder)], late=rng.uniform(0, 0.5))
     yield [*asks, look]
-    again = [Command(f"{name}-again", ["tools/search.py", "--ask", str(members[0])])] if asks[0].hit else []
+    again = [Command(f"{name}-again", ["submit.py", "--draw", str(members[0])])] if asks[0].hit else []
     if again:
         yield again
     for command in [*asks, look, *again]:

@@ -168,13 +168,6 @@ def predicted(desk: Desk, command: str) -> None:
     assert re.fullmatch(r"tensor\(\[\d\]\) tensor\(\d\)\n", said), said
 
 
-def searched(desk: Desk, command: str) -> None:
-    """Show a search in which no trial has started. test_slurm_search.py tests searches with trials."""
-    plan = {"sampler": "random", "trials": 2, "seed": 1, "metric": "val/loss", "mode": "min", "words": ["seed=1,2"]}
-    (desk.folder / "search.json").write_text(json.dumps(plan))
-    assert "has started: python report.py" in desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder))))
-
-
 def packed(desk: Desk, command: str) -> None:
     """Pack a few small files that are made here."""
     from PIL import Image
@@ -205,7 +198,7 @@ def scaled(desk: Desk, command: str) -> None:
         (desk.folder / name).write_text(f"#!/bin/bash\n{answer}\n")
         (desk.folder / name).chmod(0o755)
     out = desk.folder / "study"
-    words = f"cluster.container=none out={shlex.quote(str(out))} --no-wait"
+    words = f"cluster.container=none out={shlex.quote(str(out))}"
     desk.succeeds(f"PATH={shlex.quote(str(desk.folder))}:$PATH {command} {words}")
     assert len(list(out.glob("nodes-*/job.sh"))) == 4
 
@@ -309,7 +302,6 @@ HOW = [
     (r"(sbatch|salloc) .*", given_to_slurm),
     (r"python train\.py resume=runs/NAME", resumed),
     (r"python tools/export\.py .*", exported),
-    (r"python tools/search\.py .*", searched),
     (r"python tools/pack\.py .*", packed),
     (r"python tools/scale\.py .*", scaled),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),

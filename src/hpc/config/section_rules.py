@@ -37,7 +37,7 @@ _SAVES = (
 )
 _SEARCHES = (
     "A run must not search for its own settings: it would find others each time it is resumed",
-    "callbacks.{}=null; tools/search.py compares runs with different settings",
+    "callbacks.{}=null; submit.py --search compares runs with different settings",
 )
 _RENAMES = (
     "Parameters must keep their names: pruning replaces them, so an interrupted run could not be resumed",

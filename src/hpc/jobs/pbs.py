@@ -120,7 +120,7 @@ def _search_trial_lines(job: Job) -> list[str]:
         return []
     env = [] if job.container else [f"export VENV={_quote(job.venv)}", "CLUSTER='' source \"$run_dir/code/env.sh\""]
     python = " ".join(filter(None, [job.container, "python"]))
-    draw = " && ".join([*env, f'{python} "$run_dir/code/tools/search.py" --ask "$run_dir"'])
+    draw = " && ".join([*env, f'{python} "$run_dir/code/submit.py" --draw "$run_dir"'])
     return [f'[ -e "$run_dir/config.yaml" ] || ({draw}) || exit 2']
 
 

@@ -137,7 +137,7 @@ def _launch(job: Job) -> list[str]:
     python = f"{job.container} python" if job.container else "python"
     lines = []
     if job.is_search_trial:  # its values are drawn once, before its ranks start; a requeued job keeps them
-        draw = f'{python} "$code/tools/search.py" --ask "$run_dir"'
+        draw = f'{python} "$code/submit.py" --draw "$run_dir"'
         lines += [f'[ -e "$run_dir/config.yaml" ] || {draw}']
     cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # srun 22.05 to 23.02 inherits none
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]

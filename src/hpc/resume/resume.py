@@ -179,8 +179,8 @@ class Resume(StopsEvaluations):
         trainer.strategy.after_train_end = training_end.make_weight_change_reporter(trainer, pl_module)  # type: ignore[attr-defined]
         self.saver.wait_or_raise(trainer)  # a run without its last checkpoint is not finished
         self.signals.set_interruptible(False)
-        if self.trial:
-            self.trial.end("fail" if self.best.value is None else "complete", self.best.value)
+        if self.trial and self.best.value is not None:
+            self.trial.end("complete", self.best.value)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._continuation or self._has_trained:

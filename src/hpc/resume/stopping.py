@@ -28,7 +28,7 @@ class ReportsTrial(Protocol):
         ...
 
     def end(self, outcome: str, value: float | None = None) -> None:
-        """Report the outcome: complete, which has a value; pruned; or fail."""
+        """Report the outcome: complete, which has a value, or pruned. A run that fails goes on with its trial later."""
         ...
 
 

@@ -790,7 +790,7 @@ def test_an_array_member_runs_in_its_directory(cluster: Pbs) -> None:
 
 ASKED = """
 python() {
-    [ "$1" = "$run_dir/code/tools/search.py" ] && [ "$2 $3" = "--ask $run_dir" ] || return 1
+    [ "$1" = "$run_dir/code/submit.py" ] && [ "$2 $3" = "--draw $run_dir" ] || return 1
     echo asked >>"$run_dir/asked"
     [ ! -e "$run_dir/rejects" ] && touch "$run_dir/config.yaml"
 }

@@ -186,13 +186,13 @@ def test_a_launcher_may_be_any_bash_that_ends_in_srun(launcher: str, node: Node)
 
 def test_a_run_of_a_search_asks_once_before_its_ranks(node: Node) -> None:  # noqa: F811
     work = replace(node.work, is_search_trial=True)
-    node.program("python", '[ "$2" = --ask ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
+    node.program("python", '[ $2 = --draw ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
     (node.run_dir / "rejects").touch()
     assert node.run(work) == 1 and not node.noted("srun.argv"), node.said
     (node.run_dir / "rejects").unlink()
     for _ in range(2):
         assert node.run(work, outcome="continue", code=85) == 0, node.said
-    assert node.noted("python.argv") == [f"{node.run_dir}/code/tools/search.py {node.run_dir}"] * 2
+    assert node.noted("python.argv") == [f"{node.run_dir}/code/submit.py {node.run_dir}"] * 2
 
 
 def test_a_name_is_a_word_in_a_script_too(node: Node, tmp_path: Path) -> None:  # noqa: F811

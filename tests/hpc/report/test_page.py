@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from desk import qstat
 from fork import ENVIRON, PROJECT
 from rich.console import Console
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -25,15 +24,14 @@ from hpc.charts import chart
 from hpc.charts import page as charts_page
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import accounts, blocks, overview, page, run_charts, run_data, terminal
+from hpc.report import blocks, overview, page, run_charts, run_data, run_rates, terminal
 from hpc.run import attempt_log, causes, history
-from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
 SECTIONS = [
     "What limits the run", "Curves", "Throughput", "Where the time goes", "Use of the nodes",
-    "Scheduler accounting", "Attempts", "Environment", "Config",
+    "Attempts", "Environment", "Config",
 ]  # fmt: skip
 
 
@@ -103,14 +101,14 @@ def phase(run_dir: Path, what: str, begin: float, end: float, attempt: int = 1) 
         stream.write(json.dumps(note) + "\n")
 
 
-def sampled(run_dir: Path, host: str, skew: float = 0.0) -> Path:
+def sampled(run_dir: Path, host: str) -> Path:
     """Write a sample every 10 seconds: GPUs are idle during startup and at 50 % in training."""
     names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
     lines = [",".join(["time", "attempt", "cpu_percent", "memory_gb", "net_in_mbs", *names])]
     for attempt, begin in ((1, 0), (2, 700)):
         for when in range(10, 601, 10):
             gpu = "0,1.5,100,30" if when <= 60 else "52,12.25,300,61"
-            lines.append(f"{BEGAN + skew + begin + when},{attempt},35.5,80.1,,{gpu},{gpu}")
+            lines.append(f"{BEGAN + begin + when},{attempt},35.5,80.1,,{gpu},{gpu}")
     file = run_dir / "monitor" / f"{host}.csv"
     file.parent.mkdir(exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
@@ -366,7 +364,7 @@ def test_the_first_sentence_explains_why_a_run_failed(run_dir: Path) -> None:
 EVIL = "<script>alert(1)</script>\x1b[2J\x07\u202e\"'&`"
 
 
-def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_text_stays_text(run_dir: Path) -> None:
     evil = run_dir.rename(run_dir.with_name("<b>\x1b[2J&amp;"))
     (evil / "config.yaml").write_text(
         (evil / "config.yaml").read_text().replace("name: ddp", f"name: {json.dumps(EVIL)}")
@@ -380,7 +378,6 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     writer = SummaryWriter(str(evil / "tensorboard"))
     writer.add_scalar(EVIL, 1.0, 1)
     writer.close()
-    monkeypatch.setattr(accounts, "query_accounts", lambda *_: ([accounts.JobAccount(*[EVIL] * 7)], ""))
     read, lines = reported(evil)
     assert "b" not in read.tags and read.num_scripts == 2
     text = (evil / "report.html").read_text().replace(charts_page.read_plotly_js().decode(), "")
@@ -676,17 +673,6 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
     reported(run_dir)
 
 
-def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
-    sampled(run_dir, "n2", skew=7200)
-    assert missing(run_dir) == ["120 samples of n2 lie outside the run: its clock is wrong"]
-    lines = {
-        series.name: series.points for series in used(run_data.read_run_data(history.find_runs(run_dir)[0])).series
-    }
-    assert len(lines["n1"]) > 100
-    assert lines["n2"] == []
-    reported(run_dir)
-
-
 @pytest.mark.parametrize("line", ["{", "[1]", "{}", '{"what": 3, "begin": "x", "end": 1, "attempt": 1}',
                                   '{"what": "start", "begin": 9, "end": 1, "attempt": 1}',
                                   '{"what": "start", "begin": -1e300, "end": NaN, "attempt": 1}',
@@ -728,7 +714,7 @@ def test_damage_is_named_and_nothing_is_concluded_from_it(file: str, note: str, 
     assert ("the files that record them are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
     if file.endswith("jsonl"):
         text = "\n".join(lines)
-        assert "Starting takes" not in text and "clock" not in text and "node-hours" not in text
+        assert "Starting takes" not in text and "node-hours" not in text
         assert "waits for data during 50 %" in text, "that stands elsewhere"
 
 
@@ -745,7 +731,7 @@ def test_a_network_check_shows_its_table(tmp_path: Path, monkeypatch: pytest.Mon
     read, lines = reported(run)
     assert "  size |   <time>" in read.under("Network check")
     assert "    size |   <time>" in lines
-    assert [heading for heading in SECTIONS if heading in lines] == ["Scheduler accounting", "Attempts", "Environment"]
+    assert [heading for heading in SECTIONS if heading in lines] == ["Attempts", "Environment"]
     assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.texts[0][0]).split(" | "))
 
 
@@ -829,56 +815,6 @@ def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.M
     assert data.notes == ["only one in 3 of the samples of the 2 nodes is read"]
     assert len(data.nodes[0].times) == 40
     assert data.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
-
-
-# -- Scheduler accounting --
-
-SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
-17.batch|COMPLETED|00:10:00|900K|00:01:00|cpu=32|0:0
-17.0|COMPLETED|00:10:00|31.5G|00:59:00|cpu=64|0:0
-18|FAILED|00:00:01|||node=2|1:0
-"""
-
-
-def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -> None:
-    stub(commands, "sacct", f"echo \"$*\" >{commands}/asked\nprintf '%s' '{SACCT}{SACCT}'")
-    job_accounts, reason = accounts.query_accounts("slurm", ["17", "17", "--help"], {os.getuid()})
-    asked = (commands / "asked").read_text().split()
-    assert asked[-1] == "--jobs=17"
-    assert "--duplicates" in asked  # each start of a requeued job
-    assert reason == ""
-    cells = ("17", "COMPLETED", "00:10:00", "31.5G", "01:00:00", "cpu=64,gres/gpu=4,node=2", "0:0")
-    assert job_accounts == [accounts.JobAccount(*cells)] * 2
-    stub(commands, "squeue", "exit 1")
-    assert "31.5G" in reported(run_dir)[0].under("Scheduler accounting")
-
-
-def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
-    """Check that jobs are listed in order even if one is unknown, without those of other users."""
-    used = {"resources_used": {"walltime": "00:01:00", "mem": "3gb", "cput": "00:02:00"}}
-    jobs = {f"{number}.server": {"job_state": "F", "Exit_status": 271} | used for number in (1, 11, 3, 20)}
-    jobs["20.server"]["Job_Owner"] = "ben@login1"
-    stub(commands, "qstat", qstat(jobs))
-    told = [accounts.JobAccount(number, "F", "00:01:00", "3gb", "00:02:00", "", "271") for number in ("1", "3", "11")]
-    assert accounts.query_accounts("pbs", ["1", "11", "3", "7", "20"], {os.getuid()}) == (told, "")
-    assert accounts.query_accounts("pbs", ["7", "10"], {os.getuid()}) == ([], "qstat does not know 7, 10.")
-
-
-def test_a_note_says_what_pbs_does_not_count(run_dir: Path, commands: Path) -> None:
-    job = {"job_state": "F", "Exit_status": 0, "resources_used": {"mem": "15mb"}}
-    stub(commands, "qstat", qstat({"17.server": job}))
-    (run_dir / "config.yaml").write_text(config_text().replace("scheduler: slurm", "scheduler: pbs"))
-    view = reported(run_dir)[0].under("Scheduler accounting")
-    assert "15mb" in view and "leave out the ranks" in view
-
-
-@pytest.mark.parametrize(("body", "says"), [(None, "There is no sacct on this"), ("exit 1", "sacct does not answer"),
-                                            ("true", "sacct does not know 17.")])  # fmt: skip
-def test_a_scheduler_without_accounting_is_named(body: str | None, says: str, run_dir: Path, commands: Path) -> None:
-    if body:
-        stub(commands, "sacct", f"{body}")
-    stub(commands, "squeue", "exit 1")
-    assert says in reported(run_dir)[0].under("Scheduler accounting")
 
 
 # -- The command --

@@ -379,10 +379,9 @@ def test_accounts_tell_what_squeue_has_forgotten(
     assert calls(commands)[1] == f"sacct -n -X -P -o JobID,State,ExitCode --user={os.getuid()} -j 17"
 
 
-def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
+def test_a_run_of_an_unknown_scheduler_is_looked_up_in_that_of_this_machine(runs: Path, commands: Path) -> None:
     attempt(runs / "digits")
     (run,) = history.find_runs(runs / "digits")
-    assert run_table.scheduler_of_run(run) == "slurm"
     stub(commands, "qstat", "exit 1")
     assert run_table.scheduler_of_run(run) == "pbs"
     stub(commands, "squeue", "exit 0")
@@ -742,6 +741,7 @@ def test_a_run_that_gave_up(runs: Path, commands: Path, work: job.Job, clock: Cl
     (run_dir / "config.yaml").write_text("name: digits\nfaults:\n  nonfinite: stop\n  retries: 3\nlogger: {}\n")
     (run_dir / "stalled").write_text("2\n")
     written(run_dir, 9)
+    beat(run_dir, 1, 0.5)
     clock(0)
     assert only(runs)["state"] == "running?"
     (run_dir / "stalled").write_text("3\n")

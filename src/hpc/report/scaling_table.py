@@ -5,13 +5,9 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from omegaconf import OmegaConf
-
 from hpc.charts.chart import Chart, Series
-from hpc.config.sections import derive_layout
-from hpc.studies.run_rates import RunRates
-from hpc.studies.scaling_jobs import PointRun
-from hpc.studies.scaling_points import LR
+from hpc.report.run_rates import RunRates
+from hpc.studies.scaling_file import PointSizes
 from hpc.system.tables import table_lines
 
 PARTS = ("step", "compute", "data", "other")  # <part>_seconds of a row
@@ -35,23 +31,24 @@ class ScalingRow:
     other_seconds: float | None = None
 
 
-def make_rows(runs: Sequence[PointRun], rates: Mapping[int, RunRates]) -> list[ScalingRow]:
+def make_rows(
+    points: Sequence[PointSizes], states: Mapping[int, str], rates: Mapping[int, RunRates]
+) -> list[ScalingRow]:
     """Return a row for each point.
 
     Args:
+        states: of the runs, by number of nodes.
         rates: what was measured, by number of nodes.
     """
     rows, base = [], None
-    for run in runs:
-        point, measured = run.point, rates.get(run.point.num_nodes)
+    for point in points:
+        measured = rates.get(point.nodes)
         speed = asdict(measured) if measured else {}
         if measured:
-            rate_per_device = measured.rate_per_second / point.num_devices
+            rate_per_device = measured.rate_per_second / point.devices
             base = base or rate_per_device
             speed["efficiency"] = rate_per_device / base
-        cfg = point.cfg
-        sizes = (point.num_nodes, point.num_devices, derive_layout(cfg).global_batch_size, OmegaConf.select(cfg, LR))
-        rows.append(ScalingRow(*sizes, run.short_state, **speed))
+        rows.append(ScalingRow(**asdict(point), state=states[point.nodes], **speed))
     return rows
 
 
