@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc.run import causes, job_logs
+from hpc.run.event_records import read_events
 from hpc.system.files import parse_json
 
 SILENT_SECONDS = 60  # without a heartbeat, of which there is one every 2 s: a file server shows some of them late
@@ -78,22 +79,20 @@ def _phase_ends(run_dir: Path, attempt: int) -> Iterator[float]:
 
 def _sample_times(run_dir: Path, attempt: int, host: str) -> Iterator[float]:
     """Yield when one node was sampled: the sampler ends with the run."""
-    for line in job_logs.read_tail(run_dir / "monitor" / f"{Path(host).name}.csv").splitlines():
-        time, _, rest = line.partition(",")
-        if rest.startswith(f"{attempt},"):
-            try:
-                yield float(time)
-            except ValueError:
-                continue
+    for line in job_logs.read_tail(run_dir / "monitor" / f"node-{Path(host).name}.jsonl").splitlines():
+        try:
+            sample = parse_json(line)
+            if sample["attempt"] == attempt:
+                yield float(sample["time"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
 
 
 def _read_event_file(file: Path) -> tuple[int | None, dict[str, float]]:
     """Return the largest step and the last value of each scalar in one file, as far as it can be read."""
     step, values = None, {}
-    with suppress(Exception):  # a damaged file, or a missing library: the table can do without
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-        for event in LegacyEventFileLoader(str(file)).Load():
+    with suppress(OSError, ValueError, ImportError):  # the table can do without
+        for event in read_events(file):
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     step, values[value.tag] = max(event.step, step or 0), value.simple_value
