@@ -1,7 +1,7 @@
 """A meter of a module that runs on tensors without content: its operations, and the memory that is alive."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +10,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
+
+from hpc.monitor.flops import operation_flops
 
 ATEN = torch.ops.aten
-FORMULAS: dict[Any, Callable[..., int]] = flop_registry | {
-    ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[ATEN._scaled_dot_product_flash_attention],
-    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        ATEN._scaled_dot_product_flash_attention_backward
-    ],
-}
 # What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
 COLLECTIVES = {"all_reduce": 1.0, "reduce_scatter": 0.5, "all_gather": 0.5}
 
@@ -105,8 +100,7 @@ class Meter(TorchDispatchMode):
                 whole = max(sum(map(local_bytes, tensors)) for tensors in (read, written))
                 run.reduced.append(int(share * whole))
         elif not is_view(func):
-            formula = FORMULAS.get(func._overloadpacket)
-            flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
+            flops = operation_flops(func, args, kwargs, out=out)
             run.work.append((flops, sum(map(local_bytes, (*read, *written)))))
         return out
 
