@@ -152,7 +152,7 @@ def events(rng: random.Random, ground: Ground) -> Case:
 
 
 def samples(rng: random.Random, ground: Ground) -> Case:
-    """Return a case with damaged samples of a node's monitor: cells, headers, lines."""
+    """Return a case with damaged samples of a node's monitor: values, names, lines."""
     run = ground.copy("run")
     file = rng.choice(sorted((run / "monitor").rglob("*.*")))
     lines = file.read_text(errors="replace").splitlines() or [""]

@@ -45,14 +45,14 @@ def sampled(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("".join(json.dumps(event) + "\n" for event in attempts))
     folder = run_dir / "monitor"
     folder.mkdir(exist_ok=True)
-    lines = ["time,attempt,cpu_percent,memory_gb," + ",".join(
-        f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")
-    )]  # fmt: skip
+    names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
+    lines = []
     for when in range(0, 3600, 10):
         busy = 5 if when % 600 < 40 else 90 + when % 70 / 10
-        gpus = f"{busy},30.2,{100 + 5 * busy},60,{busy - 3},30.2,{100 + 5 * busy},61"
-        lines.append(f"{end - 3600 + when},1,{40 + when % 50},80,{gpus}")
-    (folder / f"{attempts[0]['hosts'][0]}.csv").write_text("\n".join(lines) + "\n")
+        gpus = [busy, 30.2, 100 + 5 * busy, 60, busy - 3, 30.2, 100 + 5 * busy, 61]
+        sample = {"time": end - 3600 + when, "attempt": 1, "cpu_percent": 40 + when % 50, "memory_gb": 80}
+        lines.append(json.dumps(sample | dict(zip(names, gpus, strict=True))))
+    (folder / f"node-{attempts[0]['hosts'][0]}.jsonl").write_text("\n".join(lines) + "\n")
     with (folder / "phases.jsonl").open("a") as stream:
         for begin in range(0, 3600, 600):
             for what, since, until in (("validation", 0, 35), ("checkpoint", 35, 40)):

@@ -1,7 +1,6 @@
 """A meter of a training step: its operations, and the memory that is alive at each moment."""
 
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,17 +8,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
 
 from hpc.data.batch_contents import iterate_tensors
+from hpc.monitor.flops import operation_flops
 
 ATEN = torch.ops.aten
-FORMULAS: dict[Any, Callable[..., int]] = flop_registry | {
-    ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[ATEN._scaled_dot_product_flash_attention],
-    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        ATEN._scaled_dot_product_flash_attention_backward
-    ],
-}
 # What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
 COLLECTIVES = {"all_reduce": 1.0, "reduce_scatter": 0.5, "all_gather": 0.5}
 
@@ -112,8 +105,7 @@ class Meter(TorchDispatchMode):
                 self.reduced.append(Operation(name, 0, int(share * whole)))
         elif not is_view(func):
             args, kwargs, out = call
-            formula = FORMULAS.get(func._overloadpacket)
-            flops = formula(*args, **kwargs, out_val=out) if formula else 0
+            flops = operation_flops(func, args, kwargs, out=out)
             is_backward = torch._C._current_graph_task_id() != -1
             works = self.backward if is_backward else self.forward
             works.append(Operation(name, flops, sum(map(local_bytes, (*read, *written)))))

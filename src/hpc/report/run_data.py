@@ -176,6 +176,6 @@ def _sample_notes(run: RunRecord, nodes: Sequence[NodeSamples]) -> list[str]:
     if hosts and not nodes:
         return ["there are no samples of any node: callbacks.monitor is off, or the run ended before the first one"]
     # A scheduler may call a node n1 whose own name is n1.cluster.
-    sampled = {file.stem.split(".")[0] for file in (run.path / "monitor").glob("*.csv")}
+    sampled = {node.host.split(".")[0] for node in nodes}
     unsampled = sorted(host for host in hosts if host.split(".")[0] not in sampled)
     return [f"there are no samples of {', '.join(unsampled[:8])}{' ...' if unsampled[8:] else ''}"] if unsampled else []

@@ -4,6 +4,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from hpc.run.event_records import read_events
+
 SILENT_SECONDS = 60  # without a heartbeat, of which there is one every 2 s: a file server shows some of them late
 
 
@@ -49,10 +51,8 @@ def newest_checkpoint_step(run_dir: Path) -> int | None:
 def _read_event_file(file: Path) -> tuple[int | None, dict[str, float]]:
     """Return the largest step and the last value of each scalar in one file, as far as it can be read."""
     step, values = None, {}
-    with suppress(Exception):  # a damaged file, or a missing library: the table can do without
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-        for event in LegacyEventFileLoader(str(file)).Load():
+    with suppress(OSError, ValueError, ImportError):  # the table can do without
+        for event in read_events(file):
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     step, values[value.tag] = max(event.step, step or 0), value.simple_value

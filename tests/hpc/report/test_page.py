@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from html.parser import HTMLParser
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fork import ENVIRON, PROJECT
@@ -103,16 +104,30 @@ def phase(run_dir: Path, what: str, begin: float, end: float, attempt: int = 1) 
 
 def sampled(run_dir: Path, host: str) -> Path:
     """Write a sample every 10 seconds: GPUs are idle during startup and at 50 % in training."""
-    names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
-    lines = [",".join(["time", "attempt", "cpu_percent", "memory_gb", "net_in_mbs", *names])]
-    for attempt, begin in ((1, 0), (2, 700)):
-        for when in range(10, 601, 10):
-            gpu = "0,1.5,100,30" if when <= 60 else "52,12.25,300,61"
-            lines.append(f"{BEGAN + begin + when},{attempt},35.5,80.1,,{gpu},{gpu}")
-    file = run_dir / "monitor" / f"{host}.csv"
+    file = node_usage.samples_file(run_dir, host)
     file.parent.mkdir(exist_ok=True)
-    file.write_text("\n".join(lines) + "\n")
+    rows = [
+        sample(BEGAN + begin + when, attempt, [0, 1.5, 100, 30] if when <= 60 else [52, 12.25, 300, 61])
+        for attempt, begin in ((1, 0), (2, 700))
+        for when in range(10, 601, 10)
+    ]
+    file.write_text("".join(rows))
     return file
+
+
+def sample(time: float, attempt: int, gpu: list[float]) -> str:
+    """Return a line of samples, with two GPUs that do the same."""
+    metrics = ("percent", "memory_gb", "watts", "celsius")
+    gpus = {f"gpu{i}_{name}": value for i in (0, 1) for name, value in zip(metrics, gpu, strict=True)}
+    values = {"time": time, "attempt": attempt, "cpu_percent": 35.5, "memory_gb": 80.1, "net_in_mbs": None}
+    return json.dumps(values | gpus) + "\n"
+
+
+def edit_samples(file: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        edit(row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def curves(run_dir: Path, steps: int = 100) -> Path:
@@ -265,11 +280,8 @@ def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
 
 
 def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
-    for file in run_dir.glob("monitor/*.csv"):  # requeued at once
-        head, *lines = (line.split(",", 1) for line in file.read_text().splitlines())
-        times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
-        table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
-        file.write_text("".join(",".join(line) + "\n" for line in table))
+    for file in run_dir.glob("monitor/node-*.jsonl"):  # requeued at once
+        edit_samples(file, lambda row: row.update(time=row["time"] - (98 if row["attempt"] == 2 else 0)))
     points = used(run_data.read_run_data(history.find_runs(run_dir)[0])).series[0].points
     assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
 
@@ -374,7 +386,7 @@ def test_hostile_text_stays_text(run_dir: Path) -> None:
     )
     attempt_log.record_start(evil, 3, environ={}, hosts=[EVIL], world_size=4)
     attempt_log.record_end(evil, None, attempt=3, step=1, outcome=EVIL, why=EVIL, metrics={EVIL: 1.0})
-    (evil / "monitor" / "n1.csv").rename(evil / "monitor" / f"{EVIL.replace('/', '')}.csv")
+    (evil / "monitor" / "node-n1.jsonl").rename(node_usage.samples_file(evil, EVIL.replace("/", "")))
     writer = SummaryWriter(str(evil / "tensorboard"))
     writer.add_scalar(EVIL, 1.0, 1)
     writer.close()
@@ -401,19 +413,29 @@ def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
     read = event_files.read_curves(run_dir / "tensorboard")
     assert 0 < len(read.points["train/loss"]) <= len(whole["train/loss"])
     assert "val/loss" not in read.points
-    assert "ends in the middle of a record; the points before that are shown" in "".join(missing(run_dir))
+    (note,) = missing(run_dir)
+    assert note.startswith(f"{file.name}: damaged or cut off at byte ") and note.endswith(
+        "points before that are shown"
+    )
     assert "train/loss" in "\n".join(reported(run_dir)[1])
 
 
-def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
+def test_curves_end_before_a_damaged_record_and_the_page_says_so(run_dir: Path) -> None:
     (file,) = (run_dir / "tensorboard").iterdir()
     content = file.read_bytes()
-    at = content.index(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its value
+    whole = event_files.read_curves(run_dir / "tensorboard").points["train/loss"]
+    at = content.rindex(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its last value
     file.write_bytes(content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :])
     points = event_files.read_curves(run_dir / "tensorboard").points["train/loss"]
-    assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
-    assert len(points) == 9
-    assert missing(run_dir) == [f"{file.name}: 1 damaged record(s) left out"]
+    assert points == whole[:-1] and len(points) == 9, "a value that is wrong is not shown"
+    (note,) = missing(run_dir)
+    assert note.startswith(f"{file.name}: damaged or cut off at byte ")
+    position = int(note.partition("at byte ")[2].split()[0])
+    assert 0 < at - position < 100, "at the beginning of that record"
+    writer = SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=".x")  # the next attempt's
+    writer.add_scalar("train/loss", 0.5, 200)
+    writer.close()
+    assert event_files.read_curves(run_dir / "tensorboard").points["train/loss"] == [*points, (200, 0.5)]
 
 
 def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
@@ -589,29 +611,25 @@ def test_no_monitor(run_dir: Path) -> None:
 
 
 def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
-    (run_dir / "monitor" / "n2.csv").unlink()
+    (run_dir / "monitor" / "node-n2.jsonl").unlink()
     assert missing(run_dir) == ["there are no samples of n2"]
-    (run_dir / "monitor" / "n2.csv").write_text("time,attempt\n")
-    assert missing(run_dir) == ["n2.csv has no sample"]
+    (run_dir / "monitor" / "node-n2.jsonl").touch()
+    assert missing(run_dir) == ["node-n2.jsonl has no sample"]
     assert ", of 2 GPU(s)" in reported(run_dir)[0].under("Use of the nodes")
 
 
 def without_power(file: Path, *gpus: int) -> None:
     """Make these GPUs report no power."""
-    lines = [line.split(",") for line in file.read_text().splitlines()]
-    for cells in lines[1:]:
-        for gpu in gpus:
-            cells[lines[0].index(f"gpu{gpu}_watts")] = ""
-    file.write_text("".join(",".join(cells) + "\n" for cells in lines))
+    edit_samples(file, lambda row: row.update(dict.fromkeys(f"gpu{gpu}_watts" for gpu in gpus)))
 
 
 def test_power_that_is_unknown_is_no_energy_of_0(run_dir: Path) -> None:
-    whole = node_usage.read_node(run_dir / "monitor" / "n1.csv")[0].energy_joules()
-    without_power(run_dir / "monitor" / "n1.csv", 1)
-    assert whole and node_usage.read_node(run_dir / "monitor" / "n1.csv")[0].energy_joules() == whole / 2
+    whole = node_usage.read_node(run_dir / "monitor" / "node-n1.jsonl")[0].energy_joules()
+    without_power(run_dir / "monitor" / "node-n1.jsonl", 1)
+    assert whole and node_usage.read_node(run_dir / "monitor" / "node-n1.jsonl")[0].energy_joules() == whole / 2
     assert ", of 3 of 4 GPU(s): others report no power" in reported(run_dir)[0].under("Use of the nodes")
-    without_power(run_dir / "monitor" / "n1.csv", 0)
-    without_power(run_dir / "monitor" / "n2.csv", 0, 1)
+    without_power(run_dir / "monitor" / "node-n1.jsonl", 0)
+    without_power(run_dir / "monitor" / "node-n2.jsonl", 0, 1)
     assert "energy" not in reported(run_dir)[0].under("Use of the nodes")
 
 
@@ -648,28 +666,29 @@ def test_the_page_names_curves_that_it_does_not_show(run_dir: Path) -> None:
 def test_gaps_between_samples_count_no_energy(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
     before = node_usage.read_node(file)[0].energy_joules()
-    file.write_text(file.read_text() + f"{BEGAN + 9000},2,35.5,80.1,,52,12.25,300,61,52,12.25,300,61\n")
+    file.write_text(file.read_text() + sample(BEGAN + 9000, 2, [52, 12.25, 300, 61]))
     assert node_usage.read_node(file)[0].energy_joules() == before
 
 
 def test_a_number_without_the_end_of_its_line_may_be_half_of_one(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
-    cut(file, 2)  # 61, the newline and a digit
+    cut(file, 3)  # of 61: the newline, the brace and a digit
     node, damaged = node_usage.read_node(file)
     assert damaged == 1
     assert set(node.gpu_columns("celsius")[1]) == {30, 61}
 
 
 def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
-    file = run_dir / "monitor" / "n1.csv"
+    file = run_dir / "monitor" / "node-n1.jsonl"
     whole = node_usage.read_node(file)[0].columns["time"]
-    file.write_text(file.read_text() + "1,2\n" + f"{BEGAN + 1310},2,x,,,,,,,,,,\n" + f"{BEGAN + 1320},2,99,1")
+    late = sample(BEGAN + 1310, 2, [52, 12.25, 300, 61])
+    file.write_text(file.read_text() + "1,2\n" + late.replace("35.5", '"x"') + late[:-30])
     node, damaged = node_usage.read_node(file)
     assert damaged == 3
     assert node.columns["time"] == whole
-    assert missing(run_dir) == ["n1.csv: 3 damaged line(s) left out"]
-    (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
-    assert missing(run_dir)[1:] == ["n2.csv has no sample"]
+    assert missing(run_dir) == ["node-n1.jsonl: 3 damaged line(s) left out"]
+    (run_dir / "monitor" / "node-n2.jsonl").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
+    assert missing(run_dir)[1:] == ["node-n2.jsonl has no sample"]
     reported(run_dir)
 
 
@@ -684,7 +703,7 @@ def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
     assert node_usage.read_phases(run_dir) == before
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/n1.csv",
+@pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/node-n1.jsonl",
                                   "monitor/phases.jsonl"])  # fmt: skip
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\x00\xfe", b"[[[[", b"{}", b"a: [1", b"NaN", b'{"event": "start", "time": NaN}']
@@ -795,7 +814,7 @@ def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
     before = run_data.read_run_data(history.find_runs(run_dir)[0]).joules
     for number in range(3, 71):
         sampled(run_dir, f"n{number}")
-    (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
+    (slow := node_usage.samples_file(run_dir, "n66")).write_text(slow.read_text().replace(" 52,", " 21,"))
     data = run_data.read_run_data(history.find_runs(run_dir)[0])
     assert data.notes == []
     assert before and data.joules == pytest.approx(35 * before), "of all nodes"
@@ -809,7 +828,7 @@ def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
 def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_data.read_run_data(history.find_runs(run_dir)[0])
     monkeypatch.setattr(
-        node_usage, "MAX_BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3
+        node_usage, "MAX_BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/node-*.jsonl")) // 3
     )
     data = run_data.read_run_data(history.find_runs(run_dir)[0])
     assert data.notes == ["only one in 3 of the samples of the 2 nodes is read"]

@@ -16,8 +16,8 @@ from hpc.config import compose, conversion, preflight, sections
 from hpc.launch import bandwidth, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
-from hpc.monitor.network_check_command import reject_single_rank
 from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
+from hpc.studies.network_check_command import reject_single_rank
 from hpc.system import files
 from hpc.training import meet_ranks, starting_point
 

@@ -18,9 +18,9 @@ from hpc.config import compose, project
 from hpc.config import errors as config_errors
 from hpc.config.project import PROJECT
 from hpc.launch import bandwidth, placement
-from hpc.monitor import network_check
 from hpc.programs import comm
 from hpc.run import signals
+from hpc.studies import network_check
 
 TOOL = str(PROJECT / "tools" / "comm.py")
 HERE = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
