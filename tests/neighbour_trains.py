@@ -99,15 +99,21 @@ def _told(ground: Ground, commands: list[Command]) -> None:
 
 
 def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Train runs of two ranks in one job, which derive the same ports. Another server uses some of these."""
-    from hpc.launch import placement as launch
-    from hpc.launch import rendezvous
-
+    """Train runs of two ranks in one job. At the port of one, another server listens: it is told, and starts again."""
     job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server"}
-    derived = rendezvous.LaunchIdentity.from_environ(launch.Placement("mpiexec (MPICH)", 0, 2, 0, 2), job).ports
-    for port in derived[: rng.choice([0, 0, 1, 2])]:
+    if rng.random() < 0.5:
+        port = rng.randrange(10000, 30000)
         ground.occupy(port)
+        start = shared.train("two ranks", f"{name}-taken", ground, ground.folder / name / "0", job | _port(port))
+        start.words += ["cluster.rendezvous_seconds=5"]
+        yield [start]
+        if ground.expect(start, 1) and "MASTER_PORT must be free" not in start.said():
+            ground.harm("ended otherwise", f"{start.name}: {start.said()[-900:]}")
     yield from two_each(rng, shared, ground, name, job)
+
+
+def _port(port: int) -> dict[str, str]:
+    return {"MASTER_PORT": str(port)}
 
 
 def nodes(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
@@ -123,7 +129,8 @@ def two_each(
     runs = []
     for number in range(2):
         run_dir = ground.folder / name / str(number)
-        command = shared.train("two ranks", f"{name}-{number}", ground, run_dir, job)
+        drawn = _port(10000 + 10000 * number + rng.randrange(10000))  # as job scripts do
+        command = shared.train("two ranks", f"{name}-{number}", ground, run_dir, job | drawn)
         command.nodes = there
         if there:
             command.words += ["trainer.num_nodes=2", "trainer.devices=1", "cluster.max_nodes=2"]

@@ -57,6 +57,7 @@ def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
     _check_options(cluster)
     _check_environment(cluster)
     _check_time(cluster)
+    _check_launcher(cluster)
     for key in ("chain", "rendezvous_seconds"):
         require_at_least(f"cluster.{key}", getattr(cluster, key), minimum=1)
     if cluster.scheduler == "slurm" and cluster.chain > 1:
@@ -130,6 +131,14 @@ def _check_environment(cluster: ClusterConfig) -> None:
             rule = "must be NAME: value, with a value that can stand between double quotes in the job script"
             fix = "leave out quotes, backslashes and commands; $VARIABLES are expanded"
             raise ConfigError(f"cluster.env.{name}", repr(value), rule, fix)
+
+
+def _check_launcher(cluster: ClusterConfig) -> None:
+    """Check that PBS's launcher starts the ranks themselves; until version 0.3 it started one process per node."""
+    if cluster.scheduler == "pbs" and cluster.launcher != "pbs_tmrsh" and "{ranks}" not in cluster.launcher:
+        rule = "must start one process per device: pbs_tmrsh, or a command of the site with {ranks}, their number"
+        fix = "cluster.launcher=pbs_tmrsh, or 'mpiexec -n {ranks} --ppn {tasks}' in the cluster's file"
+        raise ConfigError("cluster.launcher", cluster.launcher, rule, fix)
 
 
 def _check_time(cluster: ClusterConfig) -> None:

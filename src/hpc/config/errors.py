@@ -91,9 +91,15 @@ class RunFinished(ConfigError):
     """The run has nothing left to do. For a job that the scheduler has requeued, this is no mistake."""
 
 
+class StartFailed(ConfigError):
+    """This start met an obstacle that the next one may not meet, such as a taken port. A job starts again after it."""
+
+
 @contextmanager
 def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
-    """Print a `ConfigError` on stderr, without a traceback, and exit with code 2; after `RunFinished`, with code 0.
+    """Print a `ConfigError` on stderr, without a traceback, and exit with code 2; after `RunFinished` with 0.
+
+    After `StartFailed` the code is 1, by which a job script knows that another start may succeed.
 
     Args:
         is_reporting_rank: whether this rank prints an error that all ranks know.
@@ -110,7 +116,7 @@ def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
             raise
         if is_reporting_rank or error.only_this_rank:
             _print(error)
-        sys.exit(ExitCode.REJECTED)
+        sys.exit(ExitCode.FAILED if isinstance(error, StartFailed) else ExitCode.REJECTED)
 
 
 def _as_config_error(error: Exception) -> ConfigError | None:

@@ -1,6 +1,5 @@
 """The job of a config: what the scheduler is asked for follows from the Trainer and the cluster. Pure; no torch."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,50 +60,6 @@ class Job:
         return self.nodes * self.gpus_per_node * self.walltime_seconds / 3600
 
 
-def rank_environment_call(job: Job) -> str:
-    """Return the line of bash that exports the ranks' variables. Those of cluster.env come after it and win."""
-    words = [f"OMP_NUM_THREADS={job.cores_per_task or 1}"]
-    if job.interface:
-        words += [f"{key}_SOCKET_IFNAME={shlex.quote(job.interface)}" for key in ("NCCL", "GLOO")]
-    return f"set_rank_environment {' '.join(words)}"
-
-
-def source_library_lines(file: str, function: str) -> list[str]:
-    """Return the lines of bash that source a file of `hpc/jobs` in `$code`, or end with one message and exit code 2.
-
-    Args:
-        file: bash defines its functions only if it could read the whole file.
-        function: one of them, to tell whether it could.
-    """
-    path = f"$code/src/hpc/jobs/{file}"
-    advice = "if the run was moved, type: python submit.py resume=FOLDER"
-    return [
-        f'{{ source "{path}" 2>/dev/null && declare -F {function} >/dev/null; }} ||',
-        f'    {{ echo "job.sh: error: {path} is missing or damaged; {advice}" >&2; exit 2; }}',
-    ]
-
-
-def source_installed_library_lines(job: Job, file: str, function: str) -> list[str]:
-    """Return the lines of bash that do so in a script that a person submits: with the library of the environment.
-
-    The first start copies the code into the run directory. A job that is started again has that copy in `$code`.
-    """
-    lines = [f'{{ [ -e "$code/env.sh" ] && CLUSTER=\'{job.cluster}\' source "$code/env.sh" &&']
-    if job.container:
-        setup = 'for file in "$code/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do'
-        name = shlex.quote(f"{job.cluster}.sh")
-        lines = [setup, f'    [ ! -e "$file/"{name} ] || source "$file/"{name} || exit 2', "done"]
-        # env: an image may unset PYTHONPATH, as that of container.def does.
-        lines += [f'{{ python() {{ {job.container} env PYTHONPATH="$PYTHONPATH" python "$@"; }} &&']
-    sentence = "job.sh: error: this must be submitted in the folder of a project whose environment is complete"
-    return [
-        *lines,
-        f"    source <(PYTHONPATH=$code/src python -sPm hpc.jobs.print_bash {file}) &&",
-        f"    declare -F {function} >/dev/null; }} ||",
-        f'    {{ echo "{sentence}" >&2; exit 2; }}',
-    ]
-
-
 def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
     """Return the job that a checked config describes.
 
@@ -120,7 +75,8 @@ def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: 
     gpus = devices if cfg.trainer.accelerator == cluster.accelerator and cluster.gpus_per_node else 0
     all_gpus = bool(gpus) and gpus == cluster.gpus_per_node
     cores = cluster.cores_per_gpu
-    sizes = {"nodes": nodes, "tasks": devices, "gpus": gpus, "cores": (cores or 1) * devices}
+    sizes = {"nodes": nodes, "tasks": devices, "ranks": nodes * devices}
+    sizes |= {"gpus": gpus, "cores": (cores or 1) * devices}
     return Job(
         name=cfg.name,
         cluster=cluster.name,

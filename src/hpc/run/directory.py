@@ -24,7 +24,6 @@ JOB_FILES = (
     "code",
     "code.part",
     "job.sh",
-    "node.sh",
     "submitted.json",
     "checkpoints",
     "stalled",

@@ -26,7 +26,7 @@ CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
 RELEASE_COMMAND = {"slurm": "scontrol release", "pbs": "qrls"}
 # Variables that an outer job or another launcher has left in the shell. They would describe the wrong job.
 LEAKED_VARIABLES = re.compile(
-    r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN)_|PMI"
+    r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN|HPC_LOCAL|HPC_WORLD)_|PMI|HPC_RANK"
     r"|(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK)$"
 )
 # Passed on nevertheless: they say where the scheduler is.

@@ -77,14 +77,12 @@ def test_bandwidths_are_those_that_nccl_tests_print(
 ) -> None:
     point = summarize("across", "all_reduce", ranks, size, [seconds] * 5)
     assert (point.algorithm_gbs, point.bus_gbs) == pytest.approx((algorithm, bus), rel=5e-3)
-    for half in ("all_gather", "reduce_scatter"):  # the two halves of an all-reduce
-        assert summarize("across", half, ranks, size, [seconds] * 5).bus_gbs == pytest.approx(point.bus_gbs / 2)
+    half = summarize("across", "all_gather", ranks, size, [seconds] * 5)  # of an all-reduce
+    assert half.bus_gbs == pytest.approx(point.bus_gbs / 2)
 
 
-def test_a_point_is_a_median_and_its_spread() -> None:
-    point = summarize("within", "all_gather", 4, 1024, [9.0, 1.0, 2.0, 3.0, 4.0])
-    assert (point.seconds, point.low, point.high) == (3.0, 2.0, 4.0)
-    assert point.spread == pytest.approx(2 / 3)
+def test_a_point_is_a_median() -> None:
+    assert summarize("within", "all_gather", 4, 1024, [9.0, 1.0, 2.0, 3.0, 4.0]).seconds == 3.0
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1), (2, 4), (5, 3)])
@@ -130,7 +128,7 @@ def test_the_table_fits_and_has_every_number() -> None:
     lines = bandwidth.timing_table(points("within", 4, 2.5e-5, 1e-2, 1.5) + points("across", 2, 3e-3, 0.5, 5e-3))
     assert max(map(len, lines)) <= 120 and len({len(line) for line in lines if "|" in line}) == 1
     assert len(lines) == 2 * (2 + 3)
-    assert "1 MiB |    10 ms 0.1049 0.1573    0%" in lines[3]
+    assert "1 MiB |    10 ms 0.1049 0.1573  |" in lines[3]
 
 
 def cluster(**facts: Any) -> sections.ClusterConfig:

@@ -57,10 +57,10 @@ def test_what_is_typed_counts_more_than_its_defaults(desk: Desk) -> None:
     assert not (desk.project / "runs" / "link").exists() and len(desk.runs()) == 0
 
 
-def test_a_job_of_pbs_runs_it_on_each_node(desk: Desk) -> None:
+def test_a_job_of_pbs_runs_it_on_each_rank(desk: Desk) -> None:
     desk.scheduler("echo 17.server")
     assert typed(desk, "trainer=ddp_4node", "cluster=pbs") == 0, desk.err
-    assert '"$code/tools/comm.py" resume="$run_dir"' in (desk.runs()[0] / "node.sh").read_text()
+    assert '"$code/tools/comm.py" resume="$run_dir"' in (desk.runs()[0] / "job.sh").read_text()
 
 
 @pytest.mark.parametrize("cluster", ["slurm", "pbs"])
