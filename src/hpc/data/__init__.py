@@ -7,7 +7,6 @@ Others use
     pack_command        tools/pack.py: one large file from many small ones
     position, position_checks, replay, noted_batches, loader_making    the place in the data where a run resumes
     batch_contents      the number of samples of a batch of any kind
-    pending_batches     what an interrupted prediction has still to compute
     same_data           a comparison of the data with those of the last checkpoint
     shared_loaders, loader_agreement    a researcher's own loaders, shared out among ranks, which must agree on them
     staging, staging_progress       copies of packed files on a node's own storage

@@ -48,13 +48,18 @@ def read(run_dir: Path) -> DictConfig:
 def name_keys_as_now(cfg: DictConfig) -> None:
     """Name the keys of a run of an earlier version as this one does. Modifies cfg.
 
-    `test_only` is `task` now, and the lines of `cluster.setup` are a file of the cluster, which jobs source.
+    `test_only` is `task` now, and the lines of `cluster.setup` are a file of the cluster, which jobs source. The
+    callback `histograms`, which each run had, is gone.
     """
     with open_dict(cfg):
         if "test_only" in cfg and "task" not in cfg:
             cfg.task = "test" if cfg.pop("test_only") else "train"
         if isinstance(cfg.get("cluster"), DictConfig):
             cfg.cluster.pop("setup", None)
+        if isinstance(cfg.get("callbacks"), DictConfig):
+            histograms = cfg.callbacks.get("histograms") or {}
+            if str(histograms.get("_target_")) in trust.FORMER_CLASSES:
+                cfg.callbacks.pop("histograms")
 
 
 def read_compatible(run_dir: Path) -> DictConfig:
