@@ -160,7 +160,7 @@ def test_a_stopped_prediction_goes_on_and_then_says_that_it_is_finished(
     assert "96 samples are predicted so far" in said and "stopped: SIGUSR1" in said
     assert re.search("(?m)^outcome continue$", (run_dir / "verdict").read_text())
     said = predict(run_dir, 1, code=2)
-    assert "must go on with as many ranks as it began with (2); got 1" in said and "a new run_dir=" in said
+    assert "must go on with as many ranks as it began with (2)" in said and "a new run_dir=" in said
     predict(run_dir, 2, "ddp")
     assert_same(run_dir, reference)
     assert sum(count for _, count in calls(run_dir)) == NUM_SAMPLES, "no sample is computed twice"
