@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from omegaconf import DictConfig, ListConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
@@ -22,6 +22,17 @@ WRITING = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "f
 # Without these, wandb would send reports of its errors, and MLflow of its use, from a run that is to stay offline.
 SENDS_NOTHING = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 ID_ARGUMENTS = {WandbLogger: "id", MLFlowLogger: "run_id"}  # by which a later attempt goes on in the same run
+
+
+class OtherRanksLogger(Logger):
+    """Stands on other ranks for a logger that only rank 0 builds, and drops what it gets."""
+
+    name = version = None
+    experiment = DummyExperiment()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None: ...
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
 def build_loggers(
@@ -77,7 +88,7 @@ def _build_logger(
     logger_class, options = get_object(node._target_), {}
     bases = logger_class.__mro__ if isinstance(logger_class, type) else ()
     if MLFlowLogger in bases and not is_writing:  # it opens its database when it is built
-        return DummyLogger()
+        return OtherRanksLogger()
     if TensorBoardLogger in bases:
         # A new run needs it, too: TensorBoard ignores the first purge step in a folder, and obeys only later ones.
         options = {"purge_step": purge_step, "filename_suffix": f"{node.get('filename_suffix') or ''}.{writer}"}
