@@ -85,7 +85,8 @@ def _build_logger(
     """Build one logger, which goes on with the folder or under the id of the run's earlier attempts, if it has one."""
     from hydra.utils import get_object
 
-    logger_class, options = get_object(node._target_), {}
+    logger_class = get_object(node._target_)
+    options: dict[str, Any] = {}
     bases = logger_class.__mro__ if isinstance(logger_class, type) else ()
     if MLFlowLogger in bases and not is_writing:  # it opens its database when it is built
         return OtherRanksLogger()
@@ -95,6 +96,7 @@ def _build_logger(
     for base in ID_ARGUMENTS.keys() & set(bases):
         has_own_id = any(node.get(argument) for argument in ("id", "version", "run_id"))
         options = {ID_ARGUMENTS[base]: id} if id and not has_own_id else {}
+    options["_convert_"] = "all"  # wandb ignores settings that are no dict
     logger = build(node, **options)
     if isinstance(logger, TensorBoardLogger | CSVLogger) and node.get("version") is None:
         own_folders = [folder for folder in folders if folder.parent == Path(logger.root_dir)]

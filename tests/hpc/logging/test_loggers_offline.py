@@ -181,6 +181,8 @@ def test_a_later_attempt_goes_on_in_the_same_run(tmp_path: Path, capsys: pytest.
         for logger in run_loggers.values():
             logger.log_metrics({"step/loss": float(attempt)}, attempt)
             logger.finalize("success")
+        settings = run_loggers["wandb"].experiment.settings
+        assert (settings.console, settings.x_transaction_log_flush_interval) == ("off", 0.1)
         wandb.finish()
     assert starts[0] == starts[1] and set(starts[0]["logger_ids"]) == {"wandb", "mlflow"}
     assert mlflow_losses(tmp_path) == [(1, 1.0), (2, 2.0)]
