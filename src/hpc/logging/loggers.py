@@ -24,8 +24,8 @@ SENDS_NOTHING = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "
 ID_ARGUMENTS = {WandbLogger: "id", MLFlowLogger: "run_id"}  # by which a later attempt goes on in the same run
 
 
-class OtherRanksLogger(Logger):
-    """Stands on other ranks for a logger that only rank 0 builds, and drops what it gets."""
+class DropsAll(Logger):
+    """Stands for a logger that only rank 0 builds, or that could not be built, and drops what it gets."""
 
     name = version = None
     experiment = DummyExperiment()
@@ -83,13 +83,14 @@ def _build_logger(
     node: DictConfig, *, id: str | None, folders: Sequence[Path], purge_step: int, writer: str, is_writing: bool
 ) -> Any:
     """Build one logger, which goes on with the folder or under the id of the run's earlier attempts, if it has one."""
+    from hydra.errors import InstantiationException
     from hydra.utils import get_object
 
     logger_class = get_object(node._target_)
     options: dict[str, Any] = {}
     bases = logger_class.__mro__ if isinstance(logger_class, type) else ()
     if MLFlowLogger in bases and not is_writing:  # it opens its database when it is built
-        return OtherRanksLogger()
+        return DropsAll()
     if TensorBoardLogger in bases:
         # A new run needs it, too: TensorBoard ignores the first purge step in a folder, and obeys only later ones.
         options = {"purge_step": purge_step, "filename_suffix": f"{node.get('filename_suffix') or ''}.{writer}"}
@@ -97,7 +98,13 @@ def _build_logger(
         has_own_id = any(node.get(argument) for argument in ("id", "version", "run_id"))
         options = {ID_ARGUMENTS[base]: id} if id and not has_own_id else {}
     options["_convert_"] = "all"  # wandb ignores settings that are no dict
-    logger = build(node, **options)
+    try:
+        logger = build(node, **options)
+    except InstantiationException as error:
+        if MLFlowLogger not in bases:
+            raise
+        _warn(logger_class.__name__, error.__cause__ or error)  # of an attempt that was killed while it made the tables
+        return DropsAll()
     if isinstance(logger, TensorBoardLogger | CSVLogger) and node.get("version") is None:
         own_folders = [folder for folder in folders if folder.parent == Path(logger.root_dir)]
         if own_folders:  # else Lightning would take the next free version at each start
@@ -186,8 +193,12 @@ def _attempt(logger: Any, function: Callable[..., Any], *args: Any, **kwargs: An
     except Exception as error:
         if not vars(logger).setdefault("has_failed", False):
             logger.has_failed = True
-            told = f"{type(logger).__name__} cannot write: {type(error).__name__}: {first_line(error)}"
-            print(f"warning: {told}. Training goes on; these curves lack what it could not write", flush=True)
+            _warn(type(logger).__name__, error)
+
+
+def _warn(name: str, error: BaseException) -> None:
+    told = f"{name} cannot write: {type(error).__name__}: {first_line(error)}"
+    print(f"warning: {told}. Training goes on; these curves lack what it could not write", flush=True)
 
 
 def flush(loggers: Sequence[Logger]) -> None:

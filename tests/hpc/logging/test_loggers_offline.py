@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,6 +208,17 @@ def test_an_id_of_ones_own_is_kept(tmp_path: Path) -> None:
 def test_other_ranks_open_no_database(tmp_path: Path) -> None:
     built(configured(tmp_path, "mlflow"), is_writing=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_a_killed_attempt_has_half_made_is_told(tmp_path: Path, capsys: Any) -> None:
+    database = sqlite3.connect(tmp_path / "mlflow.db")
+    database.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+    database.commit()
+    database.close()
+    run_loggers = built(configured(tmp_path, "mlflow"))
+    run_loggers["mlflow"].log_metrics({"step/loss": 1.0}, 0)
+    assert loggers.start_ids(run_loggers) == {}
+    assert capsys.readouterr().out.count("MLFlowLogger cannot write: ") == 1
 
 
 def test_a_run_that_mlflow_no_longer_has_is_told_and_training_goes_on(tmp_path: Path, capsys: Any) -> None:
