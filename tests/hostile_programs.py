@@ -247,19 +247,22 @@ def begin(project: Path) -> None:
     """Do what rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
     from hpc.checkpoint import safe_unpickle
     from hpc.config import build, errors
+    from hpc.logging import loggers, positions
     from hpc.run import attempt_log, command_line
-    from hpc.training import log_positions, loggers, skipped_samples, starting_point
+    from hpc.training import skipped_samples, starting_point
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
         cfg = command_line.compose_resumed(run_dir, [])
         start = starting_point.claim_and_find_checkpoint(run_dir, "host", environ={})
         if checkpoint := start.checkpoint:
-            log_positions.truncate_logs(
+            events = attempt_log.read_events(run_dir)
+            made = loggers.build_loggers(cfg, checkpoint, starts=events, writer="attempt-9-ab", is_writing=True)
+            positions.truncate_logs(
                 run_dir,
-                loggers.build_loggers(cfg, checkpoint, starts=[]),
+                list(made.values()),
                 positions=checkpoint.details.get("logs", {}),
-                events=attempt_log.read_events(run_dir),
+                writers=positions.writers(events),
             )
             skipped_samples.num_skipped_batches(run_dir, checkpoint.step, attempt=start.attempt)
             with safe_unpickle.convert_unpickling_errors(checkpoint.path, "resume"):

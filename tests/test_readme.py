@@ -279,7 +279,7 @@ HOW = [
     (r"python (train|submit|tools/check)\.py model=mine.*", brought),
     (r"python train\.py experiment=finetune_hf .*|python tools/export\.py .* --hf", finetuned),
     (r"make \w+", made),
-    (r"python -m pip (install|wheel) .*|(wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads
+    (r"python -m pip (install|wheel) .*|(for one in .*wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads
     (r"PIP_FIND_LINKS=.* source env.sh", elsewhere),  # test_env.py does so, without a network
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
     (r"git (init|add|commit)\b.*|cruft .*", elsewhere),  # test_update.py runs them

@@ -91,7 +91,7 @@ def test_its_numbers_are_those_of_the_events_files(study):
 def test_points_of_strong_scaling_end_at_the_same_metric(study):
     values = [points(study.folder / f"nodes-{nodes}", "test/accuracy")[40] for nodes in NODES]
     assert values == pytest.approx([values[0]] * 3, abs=0.006)  # one of 179 images
-    losses = [points(study.folder / f"nodes-{nodes}", "train/loss") for nodes in NODES]
+    losses = [points(study.folder / f"nodes-{nodes}", "step/loss") for nodes in NODES]
     assert list(losses[2].values()) == pytest.approx(list(losses[0].values()), abs=1e-3)
 
 

@@ -14,7 +14,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hpc.config import batch_size, cluster_rules, section_rules, signatures, strategy_rules, trainer_arguments
+from hpc.config import batch_size, cluster_rules, section_rules, signatures, strategy_rules, trainer_arguments, trust
 from hpc.config.build import ARGUMENT_ERRORS
 from hpc.config.conversion import flatten, to_dataclass
 from hpc.config.errors import ConfigError, first_line
@@ -107,6 +107,7 @@ def check_complete(cfg: DictConfig, *, needs_data: bool = True) -> None:
     for key, value in flatten(cfg).items():
         _check_reference(cfg, key, value)
         _check_code_key(key, value)
+        trust.reject_former_class(key, value)
 
 
 def check_complete_for_job(cfg: DictConfig) -> None:

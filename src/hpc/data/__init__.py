@@ -6,7 +6,6 @@ Others use
     file_checks         the checks that configs of data name, run on the login node
     position, position_checks, replay, noted_batches, loader_making    the place in the data where a run resumes
     batch_contents      the number of samples of a batch of any kind
-    pending_batches     what an interrupted prediction has still to compute
     same_data           a comparison of the data with those of the last checkpoint
     shared_loaders, loader_agreement    a researcher's own loaders, shared out among ranks, which must agree on them
 It needs config, launch, run, state and system. Modules that say so import no torch: the login node runs them.

@@ -51,7 +51,9 @@ def _shown_names(groups: Collection[str]) -> list[str]:
 
 
 def _curve_chart(title: str, tags: Sequence[str], curves: RunCurves) -> Chart:
-    series = [Series(tag, curves.points[tag]) for tag in sorted(tags, key=lambda tag: not tag.startswith("train/"))]
+    series = [
+        Series(tag, curves.points[tag]) for tag in sorted(tags, key=lambda tag: not tag.startswith(("step/", "train/")))
+    ]
     return Chart(title, "step", "", series)
 
 

@@ -49,7 +49,7 @@ def name_keys_as_now(cfg: DictConfig) -> None:
     """Name the keys of a run of an earlier version as this one does. Modifies cfg.
 
     `test_only` is `task` now, the lines of `cluster.setup` are a file of the cluster, which jobs source, and the umask
-    says who may read a run.
+    says who may read a run. The callback `histograms`, which each run had, is gone.
     """
     with open_dict(cfg):
         if "test_only" in cfg and "task" not in cfg:
@@ -57,6 +57,10 @@ def name_keys_as_now(cfg: DictConfig) -> None:
         if isinstance(cfg.get("cluster"), DictConfig):
             cfg.cluster.pop("setup", None)
         cfg.pop("group_readable", None)
+        if isinstance(cfg.get("callbacks"), DictConfig):
+            histograms = cfg.callbacks.get("histograms") or {}
+            if str(histograms.get("_target_")) in trust.FORMER_CLASSES:
+                cfg.callbacks.pop("histograms")
 
 
 def read_compatible(run_dir: Path) -> DictConfig:

@@ -238,13 +238,13 @@ def test_the_curve_of_a_run_that_was_killed_is_one_curve(
     # One board stays open all the time, another shows several runs, whose files TensorBoard reads in another way.
     boards = [show(tmp_path), show(tmp_path / "cut", tmp_path / "whole")]
     for shown in boards:
-        before = shown.curve("cut/tensorboard", "train/loss", until=5)
+        before = shown.curve("cut/tensorboard", "step/loss", until=5)
         assert before[-1][0] > 4, "logged beyond the checkpoint, and seen"
     start(tmp_path / "cut", 1, [])
     boards.append(show(tmp_path))  # and a newly opened one
     for shown in boards:
-        curve = shown.curve("cut/tensorboard", "train/loss", until=11)
-        whole = shown.curve("whole/tensorboard", "train/loss", until=11)
+        curve = shown.curve("cut/tensorboard", "step/loss", until=11)
+        whole = shown.curve("whole/tensorboard", "step/loss", until=11)
         assert [step for step, _ in whole] == list(range(12))
         assert sorted(set(curve)) == whole and len(curve) <= 13, curve  # the point at the checkpoint may be there twice
     runs = boards[-1].get("plugin/scalars/tags")

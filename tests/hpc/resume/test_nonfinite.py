@@ -79,7 +79,7 @@ def test_the_run_goes_back_and_past_these_samples(start: Callable, tmp_path: Pat
     start(run_dir, 2, [], patch=INFINITE)
     # Resume from step 5 with the second batch of the second epoch: 8 of 9 are left.
     assert checkpoints(run_dir) == [5, 10, 13] and "step 13\noutcome finished" in verdict(run_dir)
-    assert all(map(torch.isfinite, torch.tensor(scalars(run_dir, "train/loss"))))
+    assert all(map(torch.isfinite, torch.tensor(scalars(run_dir, "step/loss"))))
 
 
 @pytest.mark.soak

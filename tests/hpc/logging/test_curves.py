@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc.training.curves import Curves, has_point, mean_over_micro_batches, select_scalars, start_reduction
-from hpc.training.loggers import flush, tolerate_failures
+from hpc.logging.curves import Curves, has_point, mean_over_micro_batches, select_scalars, start_reduction
+from hpc.logging.loggers import flush, tolerate_failures
 
 
 class Logger(L.pytorch.loggers.CSVLogger):
@@ -31,7 +31,7 @@ class Line(L.LightningModule):
         self.slope = torch.nn.Parameter(torch.tensor(0.0))
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
-        return {"loss": self.slope + batch.mean(), "train/double": 2 * batch.mean()}
+        return {"loss": self.slope + batch.mean(), "double": 2 * batch.mean()}
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([self.slope], lr=0.5)
@@ -49,10 +49,10 @@ def fitted(folder: Path, batches: list[float], module: L.LightningModule | None 
 
 def test_points_lie_where_they_should_and_hold_what_the_step_returned(tmp_path: Path) -> None:
     seen = fitted(tmp_path, [float(i) for i in range(6)], log_every_n_steps=2).seen
-    assert [(step, numbers["train/double"], numbers["lr"]) for step, _, numbers in seen] == [
+    assert [(step, numbers["step/double"], numbers["step/lr"]) for step, _, numbers in seen] == [
         (0, 0.0, 0.5), (1, 2.0, 0.5), (3, 6.0, 0.5), (5, 10.0, 0.5),
     ]  # fmt: skip
-    assert [numbers["train/loss"] for _, _, numbers in seen] == [0.0, 1 - 0.5, 3 - 1.5, 5 - 2.5]
+    assert [numbers["step/loss"] for _, _, numbers in seen] == [0.0, 1 - 0.5, 3 - 1.5, 5 - 2.5]
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_a_point_is_read_when_the_next_one_is_made(tmp_path: Path) -> None:
 
 def test_micro_batches_are_averaged(tmp_path: Path) -> None:
     seen = fitted(tmp_path, [1.0, 3.0, 5.0, 7.0], log_every_n_steps=1, accumulate_grad_batches=2).seen
-    assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
+    assert [(step, numbers["step/loss"], numbers["step/double"]) for step, _, numbers in seen] == [
         (0, 2.0, 4.0), (1, 6.0 - 0.5, 12.0),
     ]  # fmt: skip
     halves: list[Any] = [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(1.5)}]  # already divided by Lightning
-    assert mean_over_micro_batches(halves, accumulate=2)["train/loss"] == 2.0
+    assert mean_over_micro_batches(halves, accumulate=2)["step/loss"] == 2.0
 
 
 def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) -> None:
     seen = fitted(tmp_path, [1.0, 3.0, 5.0], log_every_n_steps=1, accumulate_grad_batches=2).seen
-    assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
+    assert [(step, numbers["step/loss"], numbers["step/double"]) for step, _, numbers in seen] == [
         (0, 2.0, 4.0), (1, 5.0 - 0.5, 10.0),
     ]  # fmt: skip
 
@@ -121,7 +121,7 @@ class Manual(Line):
 
 def test_only_scalars_make_curves_and_the_rest_is_left_alone(tmp_path: Path) -> None:
     (_, _, numbers), *_ = fitted(tmp_path, [1.0, 1.0], Anything(), log_every_n_steps=1).seen
-    assert numbers == {"train/loss": 1.0, "half": 0.5, "count": 3.0, "scalar": 2.0, "lr": 0.5}
+    assert numbers == {"step/loss": 1.0, "step/half": 0.5, "step/count": 3.0, "step/scalar": 2.0, "step/lr": 0.5}
 
 
 def test_a_loss_of_one_number_may_have_any_shape(tmp_path: Path) -> None:
@@ -134,66 +134,37 @@ def test_a_loss_of_one_number_may_have_any_shape(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
 def test_a_step_that_returns_nothing_has_no_point(tmp_path: Path) -> None:
     seen = fitted(tmp_path / "skips", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1).seen
-    assert [(step, numbers["train/double"]) for step, _, numbers in seen] == [(1, 2.0), (3, 6.0)]
+    assert [(step, numbers["step/double"]) for step, _, numbers in seen] == [(1, 2.0), (3, 6.0)]
     seen = fitted(tmp_path / "two", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1, accumulate_grad_batches=2).seen
-    assert [numbers["train/double"] for _, _, numbers in seen] == [2.0, 6.0]
+    assert [numbers["step/double"] for _, _, numbers in seen] == [2.0, 6.0]
     assert fitted(tmp_path / "manual", [0.0, 1.0], Manual(), log_every_n_steps=1).seen == []
 
 
 class Logs(Line):
-    """A module that logs under names that every run already uses, in the hooks where researchers log."""
+    """A module that logs its loss and its learning rate itself, in the hooks where researchers log."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        self.log("train/loss", 7.0, on_step=False, on_epoch=True)
-        self.log("train/double", 8.0, on_step=True, on_epoch=True)  # as train/double_step and train/double_epoch
-        return super().training_step(batch, batch_idx)
+        outputs = super().training_step(batch, batch_idx)
+        self.log("loss", 7.0, on_step=False, on_epoch=True)
+        self.log("train/loss", 7.0)
+        self.log("double", 8.0, on_step=True, on_epoch=True)  # as double_step and double_epoch
+        return outputs
 
     def on_train_batch_end(self, *batch: Any) -> None:
         self.log("lr", 42.0)
 
     def on_train_epoch_end(self) -> None:
-        self.log("train/half", 9.0)
+        self.log("half", 9.0)
 
 
-def test_a_name_that_the_module_logs_is_left_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_module_logs_itself_stands_beside_these_curves(tmp_path: Path) -> None:
     seen = fitted(tmp_path, [1.0, 2.0], Logs(), log_every_n_steps=1).seen
-    values = {name: [numbers[name] for *_, numbers in seen if name in numbers] for name in ("train/loss", "lr")}
-    assert values == {"train/loss": [7.0], "lr": [42.0, 42.0]}
-    assert [numbers["train/double"] for *_, numbers in seen if "train/double" in numbers] == [2.0, 4.0]
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
-    assert notes == ["note: the module logs lr, train/loss itself: from step 0 on these curves show only its values"]
-
-
-class Late(Line):
-    """A module that logs a name for the first time when an epoch ends."""
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        return {**super().training_step(batch, batch_idx), "train/own": batch.mean()}
-
-    def on_train_epoch_end(self) -> None:
-        self.log("train/own", 9.0)
-
-
-def test_what_is_left_out_does_not_depend_on_checkpoints(tmp_path: Path) -> None:
-    """Check that saving a checkpoint, or resuming from it, does not change which values are omitted."""
-    options: Any = {"max_epochs": 2, "log_every_n_steps": 2}
-    curves, checkpoint = Curves(), {}
-
-    class Saves(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
-            curves.on_save_checkpoint(trainer, pl_module, checkpoint)
-
-    def points(logger: Logger) -> list[tuple[int, float]]:
-        return sorted((step, numbers["train/own"]) for step, _, numbers in logger.seen if "train/own" in numbers)
-
-    whole = points(fitted(tmp_path / "whole", [1.0, 2.0, 3.0], Late(), **options))
-    assert whole == [(0, 1.0), (1, 2.0), (2, 9.0), (5, 9.0)]
-    saves = fitted(tmp_path / "saves", [1.0, 2.0, 3.0], Late(), callbacks=[curves, Saves()], **options)
-    assert points(saves) == whole
-    resumed = Curves()
-    resumed.on_load_checkpoint(saves.trainer, saves.trainer.lightning_module, checkpoint)
-    seen = fitted(tmp_path / "resumed", [1.0, 2.0], Late(), callbacks=[resumed], log_every_n_steps=1)
-    assert points(seen) == [(1, 9.0)]  # Lightning no longer knows it, and it is omitted from the first step on
+    names = {name for *_, numbers in seen for name in numbers}
+    values = {name: [numbers[name] for *_, numbers in seen if name in numbers] for name in names}
+    assert values["loss"] == [7.0] and values["train/loss"] == [7.0, 7.0] and values["lr"] == [42.0, 42.0]
+    assert values["double_step"] == [8.0, 8.0] and values["half"] == [9.0]
+    assert values["step/loss"] == [1.0, 1.5] and values["step/double"] == [2.0, 4.0]
+    assert values["step/lr"] == [0.5, 0.5]
 
 
 def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
@@ -207,11 +178,11 @@ def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
 @pytest.mark.soak
 def test_ranks_are_averaged_by_name(together: Any) -> None:
     """Ranks that return their scalars in another order, or other ones, or none, wait for nobody."""
-    assert together(_read, 3) == [[[2.0, 20.0, 7.0, 3.0], ["a", "b", "lonely", "train/loss", "train/other"]]] * 3
+    assert together(_read, 3) == [[[2.0, 20.0, 7.0, 3.0], ["a", "b", "lonely", "step/loss", "train/other"]]] * 3
 
 
 def _read(rank: int) -> list[Any]:
-    numbers = {"train/loss": torch.tensor(rank + 1.0), "train/other": torch.tensor(10.0 * (rank + 1))}
+    numbers = {"step/loss": torch.tensor(rank + 1.0), "train/other": torch.tensor(10.0 * (rank + 1))}
     if rank == 1:
         numbers = {"lonely": torch.tensor(7.0), **dict(reversed(numbers.items()))}
     read, new = _point(numbers, [])
@@ -219,7 +190,7 @@ def _read(rank: int) -> list[Any]:
     also_read, newer = _point({"a": torch.tensor(3.0)} if rank else {}, new)
     last, _ = _point({"b": torch.tensor(3.0), "a": torch.tensor(1.0)} if rank == 2 else {}, sorted({*new, *newer}))
     assert also_read["a"] == 3.0 and last == {"a": 1.0, "b": 3.0, "lr": 0.1}
-    return [[read["train/loss"], read["train/other"], read["lonely"], last["b"]], sorted({*new, *newer, "b"})]
+    return [[read["step/loss"], read["train/other"], read["lonely"], last["b"]], sorted({*new, *newer, "b"})]
 
 
 def _point(numbers: dict[str, Tensor], agreed: list[str]) -> tuple[dict[str, float], list[str]]:

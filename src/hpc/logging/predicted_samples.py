@@ -7,7 +7,7 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
-from hpc.training.loggers import tensorboard_loggers
+from hpc.logging.loggers import tensorboard_loggers
 
 TILE_PIXELS = 64  # of an image
 LINE_PIXELS = 14  # of the text above it

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from hpc.training.predicted_samples import (
+from hpc.logging.predicted_samples import (
     LINE_PIXELS,
     TILE_PIXELS,
     PredictedSamples,

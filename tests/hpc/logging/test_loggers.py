@@ -16,7 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import compose
 from hpc.config.errors import ConfigError
-from hpc.training import log_positions, loggers, record, skipped_samples
+from hpc.logging import hyperparameters, loggers, positions
+from hpc.training import skipped_samples
 
 WORDS = [
     "trainer=cpu",
@@ -64,7 +65,7 @@ class Elsewhere(Logger):
 
 def test_any_logger_gets_the_config() -> None:
     logger, cfg = Elsewhere(), compose.compose_overrides(["seed=7"])
-    record.log_config(SimpleNamespace(loggers=[logger]), cfg)  # type: ignore[arg-type]
+    hyperparameters.log_config(SimpleNamespace(loggers=[logger]), cfg, attempt=2)  # type: ignore[arg-type]
     assert logger.params and (logger.params["seed"], logger.params["trainer"]["precision"]) == (7, "32-true")
 
 
@@ -76,7 +77,7 @@ def test_a_table_beside_tensorboard_holds_the_rows_of_the_uninterrupted_run(star
     start(tmp_path / "run", 1, [], 5, TYPED)
     start(tmp_path / "run", 1, [], patch=TYPED)
     (expected,) = tables(tmp_path / "reference")
-    assert tables(tmp_path / "run") == [expected] and len([row for row in expected if "train/loss" in str(row)]) == 8
+    assert tables(tmp_path / "run") == [expected] and len([row for row in expected if "step/loss" in str(row)]) == 8
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
@@ -105,42 +106,45 @@ def placed(folder: Path, name: str, size: int = 100) -> Path:
     return file
 
 
+EVENTS = "events.out.tfevents"
 # Two attempts of a run, the second of which was killed.
 ATTEMPTS = [
-    {"event": "start", "attempt": 1, "time": 100.5, "writer": "n1.cluster.7"},
-    {"event": "end", "attempt": 1, "time": 200.5},
-    {"event": "start", "attempt": 2, "time": 300.5, "writer": "n2.7"},
+    {"event": "start", "attempt": 1, "writer": "attempt-1-ab"},
+    {"event": "end", "attempt": 1},
+    {"event": "start", "attempt": 2, "writer": "attempt-2-cd"},
 ]
-EVENTS = "events.out.tfevents"
+WRITERS = positions.writers(ATTEMPTS)
 
 
 def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path) -> None:
-    names = f"{EVENTS}.100.n1.cluster.7.0", f"{EVENTS}.999.n2.7.1", f"loss_train/{EVENTS}.150.n1.cluster.7.1"
+    names = f"{EVENTS}.100.n1.7.0.attempt-1-ab", f"{EVENTS}.999.n2.7.1.attempt-2-cd"
+    names = *names, f"loss_train/{EVENTS}.150.n1.7.1.attempt-1-ab"
     first, since, scalars = (placed(tmp_path / "tensorboard", name) for name in names)
-    node = placed(tmp_path / "tensorboard" / "node-n1", f"{EVENTS}.150.n1.cluster.7.0")
+    node = placed(tmp_path / "tensorboard" / "node-n1", f"{EVENTS}.150.n1.7")
     board = TensorBoardLogger(tmp_path, "tensorboard", "")
     reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 30}
-    log_positions.truncate_logs(tmp_path, [board], positions=reached, events=ATTEMPTS)
+    positions.truncate_logs(tmp_path, [board], positions=reached, writers=WRITERS)
     assert (first.stat().st_size, since.exists(), scalars.stat().st_size, node.stat().st_size) == (40, False, 30, 100)
+    assert positions.read_positions(tmp_path, [board], writers=WRITERS) == reached
 
 
 def test_what_no_attempt_has_written_stays_as_it_is(tmp_path: Path) -> None:
-    """Keep other curves, such as a later evaluation's: by another process or host, or by a reused process id."""
-    names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.8.0", "150.n1.7.0", "400.n1.cluster.7.0", "150.n2.7.0", "1")]
+    """Keep other curves, such as a later evaluation's, or those of another run that somebody has copied there."""
+    names = [f"{EVENTS}.{ending}" for ending in ("150.n1.8.0", "150.n1.7.0.v2", "400.n1.7.0.attempt-1-ef", "1")]
     files = [placed(tmp_path / "tensorboard", name) for name in names]
     board = TensorBoardLogger(tmp_path, "tensorboard", "")
     reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 40}  # existed when the checkpoint was saved
-    for noted in (ATTEMPTS, [{"event": "start", "attempt": [], "time": "x", "writer": None}, {"event": "start"}]):
-        log_positions.truncate_logs(tmp_path, [board], positions=reached, events=noted)
+    for events in (ATTEMPTS, [{"event": "start", "attempt": [], "time": "x", "writer": None}, {"event": "start"}]):
+        positions.truncate_logs(tmp_path, [board], positions=reached, writers=positions.writers(events))
         assert [file.stat().st_size for file in files] == [100] * len(files)
 
 
 def test_what_an_attempt_writes_that_woke_up_too_late_is_taken_away(tmp_path: Path) -> None:
-    names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.7.0", "310.n2.7.0", "150.n1.8.0")]
+    names = [f"{EVENTS}.{ending}" for ending in ("1.n1.7.0.attempt-1-ab", "3.n2.7.0.attempt-2-cd", "1.n1.8.0")]
     hung, own, added = (placed(tmp_path / "tensorboard", name) for name in names)
     reached = {f"tensorboard/{hung.name}": 60, f"tensorboard/{added.name}": 50}
     attempts = [*ATTEMPTS[:2], {**ATTEMPTS[2], "reached": reached}]
-    log_positions.truncate_late_writes(tmp_path, [TensorBoardLogger(tmp_path, "tensorboard", "")], events=attempts)
+    positions.truncate_late_writes(tmp_path, [TensorBoardLogger(tmp_path, "tensorboard", "")], events=attempts)
     assert [file.stat().st_size for file in (hung, own, added)] == [60, 100, 100]
 
 
@@ -156,7 +160,7 @@ def test_curves_that_were_added_to_a_run_stay_when_it_goes_on(start: Callable, t
     content = added.read_bytes()
     start(tmp_path / "run", 1, [])
     assert added.exists() and added.read_bytes() == content
-    assert len(scalars(tmp_path / "run", "train/loss")) == 4
+    assert len(scalars(tmp_path / "run", "step/loss")) == 4
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
@@ -173,7 +177,7 @@ def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path:
         file.with_name(".metrics.csv.part").write_text(kept)
         file.unlink()
     again = CSVLogger(tmp_path, "table", "")
-    log_positions.truncate_logs(tmp_path, [again], positions={"table/metrics.csv": rows}, events=[])
+    positions.truncate_logs(tmp_path, [again], positions={"table/metrics.csv": rows}, writers=())
     again.log_metrics({"loss": 7.0, "other": 1.0}, 9)
     again.save()
     steps = [row["step"] for row in csv.DictReader(file.open())]
@@ -186,7 +190,7 @@ def test_an_attempt_that_woke_up_too_late_writes_no_rows(tmp_path: Path) -> None
     loggers.restrict_writing([hung], lambda: owners[-1])
     hung.log_metrics({"loss": 1.0}, 0)
     later = CSVLogger(tmp_path, "table", "")
-    log_positions.truncate_logs(tmp_path, [later], positions={"table/metrics.csv": 1}, events=[])
+    positions.truncate_logs(tmp_path, [later], positions={"table/metrics.csv": 1}, writers=())
     owners.append(False)  # the later attempt has claimed the run
     hung.log_metrics({"loss": 2.0}, 1)
     hung.log_metrics({"other": 3.0}, 2)  # without the check this logger would rewrite the whole file
@@ -201,14 +205,19 @@ def configured(run_dir: Path, logger: Any) -> Any:
     return OmegaConf.create({"run_dir": str(run_dir), "logger": logger})
 
 
+def built(cfg: Any, checkpoint: Any = None, *, starts: Any = (), is_writing: bool = True) -> list[Any]:
+    made = loggers.build_loggers(cfg, checkpoint, starts=starts, writer="attempt-3-ef", is_writing=is_writing)
+    return list(made.values())
+
+
 def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
     node = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": str(tmp_path), "name": "table"}
     cfg = configured(tmp_path, {"table": node, "off": None})
     placed(tmp_path, "table/version_0/metrics.csv")  # another program's
-    (logger,) = loggers.build_loggers(cfg, None, starts=[])
+    (logger,) = built(cfg)
     assert loggers.curve_folders(tmp_path, [logger]) == ["table/version_1"]
     (tmp_path / "table" / "version_1").mkdir()
-    (again,) = loggers.build_loggers(cfg, None, starts=[{"log_dirs": ["table/version_1"]}])
+    (again,) = built(cfg, starts=[{"log_dirs": ["table/version_1"]}])
     assert again.log_dir == logger.log_dir
 
 
@@ -218,18 +227,19 @@ def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
     cfg = configured(tmp_path, {**node, "version": ""})
     saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, details={"stepped": 12})
     for found, steps in ((None, range(12)), (saved, range(12, 14))):
-        (logger,) = loggers.build_loggers(cfg, found, starts=[])
+        (logger,) = built(cfg, found)
         for step in steps:
             logger.log_metrics({"loss": float(step)}, step)
         logger.finalize("success")
     assert scalars(tmp_path, "loss") == list(range(14))
+    assert {file.suffix for file in (tmp_path / "tensorboard").glob("events.*")} == {".attempt-3-ef"}
 
 
 @pytest.mark.parametrize("logger", [3, "tensorboard", [{"save_dir": "x"}]])
 def test_what_is_no_logger_is_rejected(logger: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="_target_"):
-        loggers.build_loggers(configured(tmp_path, logger), None, starts=[])
-    assert loggers.build_loggers(configured(tmp_path, None), None, starts=[]) == []
+        built(configured(tmp_path, logger))
+    assert built(configured(tmp_path, None)) == []
 
 
 def test_a_table_outside_of_the_run_directory_is_rejected(tmp_path: Path) -> None:
@@ -241,7 +251,7 @@ def test_a_table_outside_of_the_run_directory_is_rejected(tmp_path: Path) -> Non
         "version": "",
     }
     with pytest.raises(ConfigError, match="must lie in the run directory"):
-        loggers.build_loggers(configured(tmp_path / "run", [node]), None, starts=[])
+        built(configured(tmp_path / "run", [node]))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,11 +266,11 @@ def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: 
 
 def test_a_clock_that_is_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     board = TensorBoardLogger(tmp_path, name="tensorboard", version="")
-    log_positions.warn_of_late_clock([board], 1000.0)
+    positions.warn_of_late_clock([board], 1000.0)
     placed(tmp_path, "tensorboard/events.out.tfevents.1060.host.1.0")
-    log_positions.warn_of_late_clock([board], 1061.0)
+    positions.warn_of_late_clock([board], 1061.0)
     assert capsys.readouterr().out == ""
-    log_positions.warn_of_late_clock([board], 1000.0)
+    positions.warn_of_late_clock([board], 1000.0)
     assert "clock is at least 60 s behind" in capsys.readouterr().out
 
 
@@ -268,14 +278,15 @@ def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
     """Check a checkpoint with a path outside of the folder, and a logger with a folder outside of the run."""
     others = tmp_path / "others"
     others.mkdir()
-    names = [f"{EVENTS}.{number}.n2.7.0" for number in (300, 301)]
+    names = [f"{EVENTS}.{number}.n2.7.0.attempt-2-cd" for number in (300, 301)]
     for name in names:
         (others / name).write_bytes(b"precious")
     (tmp_path / "run/tensorboard").mkdir(parents=True)
     within = TensorBoardLogger(tmp_path / "run", name="tensorboard", version="")
-    log_positions.truncate_logs(
-        tmp_path / "run", [within], positions={f"tensorboard/../../others/{names[0]}": 3}, events=ATTEMPTS
-    )
     elsewhere = TensorBoardLogger(tmp_path, name="others", version="")
-    log_positions.truncate_logs(tmp_path / "run", [elsewhere], positions={f"../others/{names[0]}": 3}, events=ATTEMPTS)
+    for logger, above in ((within, "tensorboard/../.."), (elsewhere, "..")):
+        reached = {f"{above}/others/{names[0]}": 3}
+        positions.truncate_logs(tmp_path / "run", [logger], positions=reached, writers=WRITERS)
+        late = [{**ATTEMPTS[2], "reached": reached}]
+        positions.truncate_late_writes(tmp_path / "run", [logger], events=late)
     assert [file.read_bytes() for file in others.iterdir()] == [b"precious"] * 2

@@ -1,4 +1,4 @@
-"""Check that a prediction holds every sample once, in order, whatever ranks made it and whatever stopped them."""
+"""Check that a prediction holds every sample once, in order, on any number of ranks and whatever stopped them."""
 
 import os
 import re
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from fork import QUIET
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from tiers import soak_all_but
+from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
-from hpc.data import pending_batches
-from hpc.data.pending_batches import PendingBatches
-from hpc.training import prediction_join, predictions
-from hpc.training.prediction_parts import PartWriter, copy_to_host, read_part, read_progress
+from hpc.predict import join, prediction_writer
+from hpc.predict.parts import PartWriter, copy_to_host, read_done
+from hpc.predict.rest_of_loader import RestOfBatches, RestOfStream, leave_out_first, sample_indices
 
 # `predict_step` writes down each batch that it computes, and returns numbers and strings.
 RECORDED = """
@@ -26,9 +27,9 @@ import torch
 from hpc.run.signals import SignalState
 from my_research.module import Classifier
 from my_research.data.digits import Digits
-from hpc.training import prediction_parts
+from hpc.predict import parts
 
-prediction_parts.CHUNK_SECONDS = 0  # a part for each batch
+parts.CHUNK_SECONDS = 0  # a part for each batch
 rank, calls = int(os.environ.get("PMI_RANK", 0)), 0
 
 def predict_step(self, batch, batch_idx, dataloader_idx=0):
@@ -134,36 +135,38 @@ def test_the_outputs_are_in_the_order_of_the_dataset(reference: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", soak_all_but(["ddp", "fsdp", "deepspeed_zero3"], "fsdp"))
-def test_killed_processes_go_on_without_computing_again_what_is_written(
+def test_killed_processes_go_on_without_computing_again_what_all_have_written(
     strategy: str, predict: Callable, reference: Path, tmp_path: Path
 ) -> None:
-    """Kill two ranks of which one has written nothing: ranks that wait for each other must get equally many batches."""
+    """Kill two ranks, one of which has written less: ranks that wait for each other must get equally many batches."""
     run_dir = tmp_path / "run"
-    slow = KILLED.replace("CALL", "4") + "prediction_parts.CHUNK_SECONDS = 1e9 if rank else 0\n"
-    predict(run_dir, 2, strategy, slow, code=-9)
-    assert len([*(run_dir / "predictions").glob("part-*.pt")]) == 3
+    slow = KILLED.replace("CALL", "4") + "parts.CHUNK_BYTES = 1500 if rank else 1\n"
+    predict(run_dir, 2, strategy, slow + "parts.CHUNK_SECONDS = 1e9\n", code=-9)
+    assert [len([*(run_dir / "predictions").glob(f"part-*-0000{rank}-*.pt")]) for rank in range(2)] == [3, 1]
     for file in run_dir.glob("calls-*"):
         file.unlink()
-    assert "samples are predicted already, and passed over" in predict(run_dir, 2, strategy)
+    assert "batches that all ranks have predicted already are passed over" in predict(run_dir, 2, strategy)
     assert_same(run_dir, reference)
     lengths = [len((run_dir / f"calls-{rank}").read_text().splitlines()) for rank in range(2)]
-    assert lengths == [11, 11]  # of 24 batches 3 are written; one is computed twice, so that both compute 11
+    assert lengths == [10, 10]  # of 12 batches each; the third of rank 0 is computed again
 
 
 @pytest.mark.slow
-def test_a_stopped_prediction_goes_on_with_other_ranks_and_then_says_that_it_is_finished(
+def test_a_stopped_prediction_goes_on_and_then_says_that_it_is_finished(
     predict: Callable, reference: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    said = predict(run_dir, 2, "ddp", SIGNALLED + "prediction_parts.CHUNK_SECONDS = 1e9\n", code=85)
+    said = predict(run_dir, 2, "ddp", SIGNALLED + "parts.CHUNK_SECONDS = 1e9\n", code=85)
     assert "96 samples are predicted so far" in said and "stopped: SIGUSR1" in said
     assert re.search("(?m)^outcome continue$", (run_dir / "verdict").read_text())
-    predict(run_dir, 1)
+    said = predict(run_dir, 1, code=2)
+    assert "must go on with as many ranks as it began with (2)" in said and "a new run_dir=" in said
+    predict(run_dir, 2, "ddp")
     assert_same(run_dir, reference)
     assert sum(count for _, count in calls(run_dir)) == NUM_SAMPLES, "no sample is computed twice"
-    said = predict(run_dir, 1, code=2)
+    said = predict(run_dir, 2, "ddp", code=2)
     assert "The run is finished" in said and "max_epochs" not in said
-    assert len(calls(run_dir)) == 6 + NUM_BATCHES - 3
+    assert len(calls(run_dir)) == 2 * NUM_BATCHES
 
 
 @pytest.mark.slow
@@ -209,31 +212,49 @@ def test_a_prediction_goes_on_with_the_data_and_the_weights_that_it_began_with(
     first.touch()
     (tmp_path / "last.ckpt").symlink_to(first)
     (tmp_path / "new").mkdir()
-    assert predictions.checkpoint_to_load(tmp_path / "new", str(tmp_path / "last.ckpt")) == str(first)
-    begun = predictions.checkpoint_to_load(run_dir, str(second))
+    assert prediction_writer.checkpoint_to_load(tmp_path / "new", str(tmp_path / "last.ckpt")) == str(first)
+    begun = prediction_writer.checkpoint_to_load(run_dir, str(second))
     assert re.search(r"/checkpoints/step-\d+$", begun), "not the link"
 
 
 @pytest.mark.soak
 @pytest.mark.slow
 def test_ranks_that_followed_a_link_to_different_weights_are_rejected(predict: Callable, tmp_path: Path) -> None:
-    moved = "from hpc.training import predictions; resolved = predictions.checkpoint_to_load\n"
-    moved += "predictions.checkpoint_to_load = lambda *words: resolved(*words) + rank * '/.'\n"
+    moved = "from hpc.predict import prediction_writer; resolved = prediction_writer.checkpoint_to_load\n"
+    moved += "prediction_writer.checkpoint_to_load = lambda *words: resolved(*words) + rank * '/.'\n"
     said = predict(tmp_path / "run", 2, "ddp", RECORDED + moved, code=2)
     assert "ckpt must be the same on all ranks, but it was a link that changed" in said
 
 
-def write_parts(folder: Path, *batches: tuple[list[int] | None, Any], rank: int = 0) -> dict[str, int]:
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["before the join", "after it"])
+def test_a_prediction_that_was_killed_at_its_end_is_joined(step: str, predict: Callable, tmp_path: Path) -> None:
+    kill = "def kill(*args, **options):\n    os.kill(os.getpid(), signal.SIGKILL)\n\n"
+    killed = f"{kill}from hpc.predict import join\njoin.join = kill\n"
+    if step == "after it":
+        killed = (
+            f"{kill}import hpc.resume.trainer as trainer\ntrainer.finish = kill\nimport train\ntrain.finish = kill\n"
+        )
+    predict(tmp_path / "run", 1, patch=RECORDED + killed, code=-9)
+    assert (tmp_path / "run" / "predictions").exists() == (step == "before the join")
+    predict(tmp_path / "run", 1)
+    assert read(tmp_path / "run")["indices"].tolist() == [*range(NUM_SAMPLES)]
+    assert len(calls(tmp_path / "run")) == NUM_BATCHES, "nothing is computed again"
+
+
+def write_parts(
+    folder: Path, *batches: tuple[list[int] | None, Any], rank: int = 0, attempt: int = 1
+) -> dict[int, int]:
     folder.mkdir(parents=True, exist_ok=True)
-    writer = PartWriter(folder, attempt=1, rank=rank, num_ranks=2)
+    writer = PartWriter(folder, attempt=attempt, rank=rank)
     for number, (indices, outputs) in enumerate(batches):
         writer.add(outputs, loader=0, number=number, indices=indices)
         writer.write()
-    return writer.parts
+    return {0: len(batches)}
 
 
-def joined(run_dir: Path, parts: dict[str, int]) -> dict[str, Any]:
-    prediction_join.join(run_dir, parts, num_loaders=1, report_progress=lambda: None)
+def joined(run_dir: Path, *counts: dict[int, int]) -> dict[str, Any]:
+    join.join(run_dir, counts, num_loaders=1, report_progress=lambda: None)
     return read(run_dir)
 
 
@@ -250,24 +271,74 @@ def test_outputs_of_any_form_are_joined(tmp_path: Path) -> None:
     assert found["indices"].tolist() == [0, 1] and found["outputs"].tolist() == [7, 5]
     one = write_parts(tmp_path / "d" / "predictions", (None, [1, 2]), (None, [3]), rank=1)
     zero = write_parts(tmp_path / "d" / "predictions", (None, [4]))
-    assert joined(tmp_path / "d", one | zero) == {"indices": None, "outputs": [4, 1, 2, 3]}
+    assert joined(tmp_path / "d", zero, one) == {"indices": None, "outputs": [4, 1, 2, 3]}
+    mean = [(None, torch.tensor(1.0)), (None, torch.tensor(2.0))]
+    found = joined(tmp_path / "e", write_parts(tmp_path / "e" / "predictions", *mean))
+    assert found == {"indices": None, "outputs": [torch.tensor(1.0), torch.tensor(2.0)]}
 
 
-def test_missing_samples_are_counted(tmp_path: Path) -> None:
-    parts = write_parts(tmp_path / "predictions", ([0, 1, 2], torch.zeros(3)), ([3, 4], torch.zeros(2)))
-    os.unlink(tmp_path / "predictions" / max(parts))
-    with pytest.raises(ConfigError, match="2 of 5 predicted samples are missing"):
-        joined(tmp_path, parts)
+def test_of_a_batch_that_was_computed_twice_the_later_one_counts(tmp_path: Path) -> None:
+    parts = tmp_path / "predictions"
+    write_parts(parts, ([0, 1], torch.zeros(2)), ([2, 3], torch.zeros(2)), ([4], torch.zeros(1)))
+    counts = write_parts(parts, ([0, 1], torch.ones(2)), ([2, 3], torch.ones(2)), attempt=2)
+    found = joined(tmp_path, counts)
+    assert found["indices"].tolist() == [0, 1, 2, 3] and found["outputs"].tolist() == [1, 1, 1, 1]
+
+
+def test_missing_batches_are_counted(tmp_path: Path) -> None:
+    counts = write_parts(tmp_path / "predictions", ([0, 1, 2], torch.zeros(3)), ([3, 4], torch.zeros(2)))
+    os.unlink(max((tmp_path / "predictions").iterdir()))
+    with pytest.raises(ConfigError, match="1 of 2 predicted batches are missing"):
+        joined(tmp_path, counts)
     assert not (tmp_path / "predictions.pt").exists()
 
 
-def test_a_damaged_part_is_predicted_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    parts = write_parts(tmp_path, ([0, 3], torch.zeros(2)), ([1], torch.zeros(1)))
-    (tmp_path / max(parts)).write_bytes(b"PK damaged")
-    progress = read_progress(tmp_path)
-    assert progress.is_done[0].tolist() == [True, False, False, True] and progress.parts == {min(parts): 2}
-    assert "is damaged, and predicted again" in capfd.readouterr().out
-    assert [batch["indices"].tolist() for batch in read_part(tmp_path / min(parts))["batches"]] == [[0, 3]]
+def test_a_damaged_part_is_named_and_what_is_whole_is_kept(tmp_path: Path) -> None:
+    write_parts(tmp_path, ([0, 3], torch.zeros(2)), ([1], torch.zeros(1)), ([2], torch.zeros(1)))
+    damaged = sorted(tmp_path.iterdir())[1]
+    damaged.write_bytes(b"PK damaged")
+    with pytest.raises(ConfigError, match=f"{damaged} is damaged") as raised:
+        read_done(tmp_path, rank=0)
+    assert f"rm {damaged}" in str(raised.value)
+    damaged.unlink()
+    assert read_done(tmp_path, rank=0) == {0: [[0, 3]]}, "those before the first that is gone"
+    assert read_done(tmp_path, rank=1) == {}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1.0, [2, 3, 4]), (4, [2, 3]), (0.8, [2, 3]), (1, []), (9, [2, 3, 4])])
+def test_the_rest_of_a_loader_keeps_its_numbers(limit: Any, expected: list[int]) -> None:
+    fetched: list[int] = []
+
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> int:
+            fetched.append(index)
+            return index
+
+    done: list[Any] = [[0, 1], [2, 3]]
+    loader = DataLoader(Numbers(), batch_size=2)
+    rest = leave_out_first(loader, done, limit=limit, report_progress=lambda: None)
+    batches = [batch.tolist() for batch in rest]
+    assert batches == [[2 * number, 2 * number + 1] for number in expected] and len(rest) == len(expected)
+    assert fetched == [index for batch in batches for index in batch], "what is passed over is not fetched"
+    stop = limit if isinstance(limit, int) else None if limit == 1.0 else 4
+    stream = RestOfStream(list(range(5)), 2, stop=stop, report_progress=lambda: None)
+    assert list(stream) == expected and len(stream) == len(expected)
+
+
+def test_samples_of_a_batch_are_known_by_its_number(tmp_path: Path) -> None:
+    loader: Any = DataLoader(range(6), batch_size=2)  # type: ignore[arg-type]
+    vars(loader)["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)  # as Lightning does
+    rest = leave_out_first(loader, [[0, 1]], limit=1.0, report_progress=lambda: None)
+    assert [sample_indices(rest, number) for number, _ in enumerate(rest, start=1)] == [[2, 3], [4, 5]]
+
+
+def test_another_order_is_told() -> None:
+    with pytest.raises(ConfigError, match="batch 1 has other samples now"):
+        list(RestOfBatches([[0, 1], [3, 2], [4]], [[0, 1], [2, 3]], stop=None))
+    assert list(RestOfBatches([[0, 1], [3, 2], [4]], [[0, 1], None], stop=None)) == [[4]]
 
 
 def test_outputs_are_copied() -> None:
@@ -278,21 +349,3 @@ def test_outputs_are_copied() -> None:
     for foreign in (np.float64(1), {"a": [np.zeros(1)]}, object()):
         with pytest.raises(ConfigError, match=r"it holds a (numpy\.|builtins\.object)"):
             copy_to_host(foreign)
-
-
-def shares(rank: int, cases: list[list[int]]) -> list[Any]:
-    found = []
-    for lengths in cases:
-        own = [[rank, number] for number in range(lengths[rank])]
-        shared: PendingBatches = pending_batches._share_evenly(own, rank=rank, num_ranks=len(lengths))
-        found.append([shared.batches, shared.num_own])
-    return found
-
-
-@pytest.mark.slow
-def test_batches_are_shared_out_evenly(together: Callable) -> None:
-    cases = [[5, 0, 2], [0, 0, 1], [0, 0, 0], [2, 2, 2], [1, 9, 3]]
-    for lengths, found in zip(cases, zip(*together(shares, 3, cases), strict=True), strict=True):
-        assert {len(batches) for batches, _ in found} == {-(-sum(lengths) // 3)}, lengths
-        own = [tuple(batch) for batches, num_own in found for batch in batches[:num_own]]
-        assert sorted(own) == [(rank, number) for rank in range(3) for number in range(lengths[rank])], lengths

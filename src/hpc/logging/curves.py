@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hpc.data.pending_batches import all_gather
-from hpc.training.parallel import last_gradient_norm
+from hpc.launch.object_gather import all_gather_objects
+from hpc.logging.gradient_norm import last_gradient_norm
+
+PREFIX = "step/"  # of the names of these curves
+LOSS = f"{PREFIX}loss"
 
 
 @dataclass
@@ -27,21 +30,19 @@ class CurvePoint:
     sums: Tensor  # over the ranks: of the values, of the shares of ranks that have each, of how many have other names
     host_values: dict[str, float]  # numbers that the host knew already
     wait: Callable[[], object] | None  # until `sums` are on the host; None: they are
-    module_names: set[str] | None = None  # names that the module logs itself; None: not known yet
     new_names: list[str] = field(default_factory=list)  # that some ranks have beyond `agreed`, once all were waited for
 
     def wait_for_means(self) -> dict[str, float]:
         """Wait for the sums, and return means over those ranks that have a name. All ranks call this.
 
-        Names that the module logs itself are left out. Names on which ranks have not agreed cost a message more.
+        Names on which ranks have not agreed cost a message more.
         """
         means, has_other_names = self._read()
         if has_other_names:
             rest = {name: value for name, value in self.numbers.items() if name not in self.agreed}
-            self.new_names = sorted({name for names in all_gather(list(rest)) for name in names})
+            self.new_names = sorted({name for names in all_gather_objects(list(rest)) for name in names})
             means |= start_reduction(self.step, rest, agreed=self.new_names, one=self.one)._read()[0]
-        numbers = self.host_values | means if means else {}
-        return {name: number for name, number in numbers.items() if name not in (self.module_names or ())}
+        return self.host_values | means if means else {}
 
     def _read(self) -> tuple[dict[str, float], bool]:
         """Return the means of the agreed names, and whether a rank has others."""
@@ -58,7 +59,8 @@ class Curves(L.Callback):
 
     A point is made every `trainer.log_every_n_steps` steps, and at some of the first ones (`has_point`). It is written
     when the next one is made, or before a validation, a checkpoint and the end: no step waits for a kernel or for
-    another rank, and only these steps exchange numbers. Names that the module logs itself are left to the module.
+    another rank, and only these steps exchange numbers. Names begin with "step/", as those of no `self.log` do: where a
+    module logs its loss, too, both curves are there.
     """
 
     def __init__(self) -> None:
@@ -67,8 +69,6 @@ class Curves(L.Callback):
         self._agreed: list[str] = []  # names of which all ranks know
         self._shares: list[float] = []  # of this rank, in the samples of each micro-batch
         self._lr = 0.0
-        self._logged_before: set[str] = set()  # names that the module logged in an earlier process
-        self._noted_names: set[str] = set()  # names for which the note was printed
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         self._lr = optimizer.param_groups[0]["lr"]
@@ -90,69 +90,42 @@ class Curves(L.Callback):
         means = mean_over_micro_batches(self._micro_batches, accumulate=trainer.accumulate_grad_batches)
         share, self._micro_batches, self._shares = sum(self._shares) / len(self._shares), [], []
         if means and (norm := last_gradient_norm(pl_module)) is not None:  # else training_step has returned nothing
-            means["grad_norm"] = norm
+            means[f"{PREFIX}grad_norm"] = norm
         device = trainer.strategy.root_device
         dtype = torch.float32 if device.type == "mps" else torch.float64  # of all ranks, whatever they return
         one = torch.full((), share, device=device, dtype=dtype)
-        self._points.append(start_reduction(step, means, agreed=self._agreed, one=one, host_values={"lr": self._lr}))
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._resolve_module_logged_names(trainer)
+        self._points.append(
+            start_reduction(step, means, agreed=self._agreed, one=one, host_values={f"{PREFIX}lr": self._lr})
+        )
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._resolve_module_logged_names(trainer)
-
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.write(trainer)
-        checkpoint["logged"] = sorted(self._logged_before | logged_names(trainer))
-
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._logged_before = set(checkpoint.get("logged", ()))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         # With manual optimization the next batch may make no optimizer step. Its point then shows this rate.
-        return {"lr": self._lr, "told": sorted(self._noted_names)}
+        return {"lr": self._lr}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._lr, self._noted_names = state_dict["lr"], set(state_dict.get("told", ()))
+        self._lr = state_dict["lr"]
 
     def write(self, trainer: L.Trainer) -> None:
         """Give the collected points to the loggers and to the progress bar."""
-        self._resolve_module_logged_names(trainer)
         while self._points:
             point = self._points.popleft()
             numbers = point.wait_for_means()
             self._agreed = self._agreed + point.new_names
             if not numbers:
                 continue
-            if "train/loss" in numbers:
-                show_in_progress_bar(trainer, {"train/loss": numbers["train/loss"]})
+            if LOSS in numbers:
+                show_in_progress_bar(trainer, {LOSS: numbers[LOSS]})
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, point.step)
-
-    def _resolve_module_logged_names(self, trainer: Any) -> None:
-        """Decide which names of the last point the module logs itself, and print a note for new ones.
-
-        Called right after the point's step: later, the result would depend on when the point is written, and so on
-        when checkpoints are saved.
-        """
-        if not self._points or self._points[-1].module_names is not None:
-            return
-        point = self._points[-1]
-        point.module_names = {*point.numbers, *point.host_values} & (self._logged_before | logged_names(trainer))
-        if (new := point.module_names - self._noted_names) and trainer.is_global_zero:
-            names = ", ".join(sorted(new))
-            note = f"the module logs {names} itself: from step {point.step} on these curves show only its values"
-            print(f"note: {note}", flush=True)
-        self._noted_names |= new
 
 
 def has_point(number: int, interval: int) -> bool:
@@ -169,19 +142,6 @@ def show_in_progress_bar(trainer: Any, numbers: Mapping[str, float]) -> None:
     `trainer.progress_bar_metrics` will not do: at the end of an epoch, reading it makes all ranks reduce metrics.
     """
     trainer._logger_connector._progress_bar_metrics.update(numbers)
-
-
-def logged_names(trainer: Any) -> set[str]:
-    """Return the names under which loggers get the values that `self.log` was given in training and validation."""
-    loop = trainer.fit_loop.epoch_loop
-    # The attributes are private, but names that are logged once an epoch are nowhere else before the epoch's end.
-    return {
-        results._forked_name(result, on_step)[1]
-        for results in (loop._results, loop.val_loop._results)
-        for result in results.values()
-        for on_step in (True, False)
-        if result.meta.logger
-    }
 
 
 def select_scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:
@@ -202,7 +162,7 @@ def select_scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> d
 
 
 def mean_over_micro_batches(outputs: Sequence[Mapping[str, Tensor]], *, accumulate: int) -> dict[str, Tensor]:
-    """Return the mean of each output over a step's micro-batches; the loss is renamed to "train/loss".
+    """Return the mean of each output over a step's micro-batches; under the name of its curve.
 
     Args:
         accumulate: `trainer.accumulate_grad_batches`, by which Lightning has divided the losses already.
@@ -214,7 +174,7 @@ def mean_over_micro_batches(outputs: Sequence[Mapping[str, Tensor]], *, accumula
     means = {}
     for name, tensors in values.items():
         divisor = len(tensors) / accumulate if name == "loss" else len(tensors)
-        means["train/loss" if name == "loss" else name] = torch.stack(tensors).sum() / divisor
+        means[PREFIX + name] = torch.stack(tensors).sum() / divisor
     return means
 
 
