@@ -28,7 +28,10 @@ class DropsAll(Logger):
     """Stands for a logger that only rank 0 builds, or that could not be built, and drops what it gets."""
 
     name = version = None
-    experiment = DummyExperiment()
+
+    @property
+    def experiment(self) -> DummyExperiment:
+        return DummyExperiment()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None: ...
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from fork import ENVIRON, scalars
 from mlflow import MlflowClient
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from wandb_server import upload
 
 from hpc.config import compose, preflight, section_rules
+from hpc.config.build import build
 from hpc.config.errors import ConfigError
 from hpc.logging import hyperparameters, loggers
 from hpc.run import attempt_log
@@ -206,8 +207,10 @@ def test_an_id_of_ones_own_is_kept(tmp_path: Path) -> None:
 
 
 def test_other_ranks_open_no_database(tmp_path: Path) -> None:
-    built(configured(tmp_path, "mlflow"), is_writing=False)
-    assert list(tmp_path.iterdir()) == []
+    (logger,) = built(configured(tmp_path, "mlflow"), is_writing=False).values()
+    logger.experiment.log_artifact("x")
+    logger.log_metrics({"step/loss": 1.0}, 0)
+    assert list(tmp_path.iterdir()) == [] and build(DictConfig({"_target_": "builtins.dict"}), logger=[logger])
 
 
 def test_a_database_that_a_killed_attempt_has_half_made_is_told(tmp_path: Path, capsys: Any) -> None:
