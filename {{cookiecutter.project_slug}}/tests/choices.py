@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from hpc.config import preflight, signatures
+from hpc.config import arguments, parse, signatures
 from hpc.config.build import build
 from hpc.config.compose import compose_overrides, config_groups
 from hpc.config.conversion import flatten
@@ -56,13 +56,13 @@ def compose(*words: str) -> Run:
     needs = [key for key, value in flatten(cfg).items() if value == "???"]
     for key in needs:
         OmegaConf.update(cfg, key, make_up_value(cfg, key))
-    preflight.check_rules(cfg)
+    parse.parse(cfg)
     if needs:
         for key, node in list_targets(cfg):
             given = {name: value for name, value in node.items() if value is not None}
             signatures.check_arguments(key, given, complete=False)
     else:
-        preflight.check_and_fill_from_files(cfg)
+        arguments.check_files(parse.parse(cfg))
     return Run(cfg, needs)
 
 

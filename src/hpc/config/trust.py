@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from hpc.config import defaults
 from hpc.config.errors import ConfigError, join_key, make_printable
 from hpc.config.project import CONFIGS, HPC, PROJECT, config_files, researcher_packages
 from hpc.system import former_names
@@ -131,8 +132,9 @@ def trusted_packages() -> tuple[str, ...]:
 
 @cache
 def names_in_configs() -> dict[str, set[str]]:
-    """Return the names in the files of configs/, and of the library's, those of `_target_` and those of `_check_`."""
+    """Return the names in the files of configs/, and the library's defaults, those of `_target_` and of `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
+    names["_target_"] |= {value for key, value in leaves(defaults.all_defaults()) if key.endswith("._target_")}
     for file in config_files():
         try:
             text = re.sub(r"(?m)(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"))

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.checkpoint.tokenizer_folder import has_tokenizer, reject_missing_folder
 from hpc.config.errors import ConfigError, make_printable
+from hpc.config.sections import Config
 from hpc.data import packed_files
 from hpc.data.file_parts import verify_checksums
 from hpc.data.image_files import decode_image, list_images, reject_fewer_outputs_than_classes
@@ -36,7 +37,7 @@ MAX_CHECKED_PARTS = 8  # of a packed file, each about 16 MB
 MAX_CHECKED_TOKENS = 1_000_000  # at each end of a token file; fewer per file if there are many
 
 
-def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_image_folder(node: DictConfig, cfg: Config) -> dict[str, Any] | None:
     """Reject a `data.dir` that cannot be trained on. Up to 2000 of its images, evenly spread, are decoded."""
     classes, splits, ignored = list_images(node.get("dir"))
     if ignored:
@@ -52,7 +53,7 @@ def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | No
     return {"num_classes": len(classes)} if node.num_classes is None else None
 
 
-def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_packed_images(node: DictConfig, cfg: Config) -> dict[str, Any] | None:
     """Reject a `data.file` that cannot be trained on. A few of its parts are compared with their checksums."""
     packed = packed_files.read_packed_header(str(node.file))
     packed_files.reject_image_size_mismatch(packed, node.image_size)
@@ -65,7 +66,7 @@ def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | N
     return {"num_classes": len(packed.classes), "image_size": packed.image_size}
 
 
-def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_text_files(node: DictConfig, cfg: Config) -> dict[str, Any] | None:
     """Reject text or token files that cannot be trained on. Of token files, both ends are read."""
     files, val_files = list_text_files(node.get("files"), node.get("val_files"))
     _reject_short_text(node, files, val_files=val_files)
@@ -85,11 +86,11 @@ def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None
     return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}
 
 
-def check_local_text(node: DictConfig, cfg: DictConfig) -> None:
+def check_local_text(node: DictConfig, cfg: Config) -> None:
     """Reject files that are no text or cannot be read, and a missing folder. Say if it has no tokenizer."""
     list_examples(node.get("files"), node.get("val_files"))
     tokenizer = str(node.tokenizer)
-    if tokenizer != OmegaConf.select(cfg, "model.folder"):  # which the check of the model rejects
+    if tokenizer != OmegaConf.select(cfg.model, "folder"):  # which the check of the model rejects
         reject_missing_folder(tokenizer)
     folder = Path(tokenizer).expanduser()
     if folder.is_dir() and not has_tokenizer(folder):

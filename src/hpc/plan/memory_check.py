@@ -4,12 +4,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omegaconf import DictConfig
-
 from hpc.config.batch_size import GLOBAL, PER_DEVICE
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
-from hpc.config.preflight import check_rules
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.jobs.hardware import Machine, machine_from_cluster
 from hpc.launch import measured_links
 from hpc.plan import trace_cache
@@ -28,7 +27,7 @@ NO_CHANGE_WITH_LOADER_FITS = (
 Arithmetic = tuple[object, ...]  # precisions and tensor parallelism, which determine a trace
 
 
-def machine_from_config(cfg: DictConfig) -> Machine | None:
+def machine_from_config(cfg: Config) -> Machine | None:
     """Return the machine of a run; None if the cluster's file does not name its GPU, or if the run uses no GPU.
 
     The bandwidths that tools/comm.py measured replace those of the cluster's file.
@@ -66,7 +65,7 @@ def with_measured_links(
     return measured
 
 
-def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+def reject_too_big(cfg: Config, words: Sequence[str]) -> None:
     """Reject a run that cannot fit, before it waits in the queue. `force=true` disables this check.
 
     A module that cannot be made here passes with a warning. Of one that cannot be traced, parameters, gradients and
@@ -106,7 +105,7 @@ def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
         raise ConfigError("The memory of this run", None, rule, fix)
 
 
-def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Prediction) -> tuple[list[str], str]:
+def find_fitting_changes(cfg: Config, words: Sequence[str], prediction: Prediction) -> tuple[list[str], str]:
     """Return overrides for a run that does not fit, with each of which, on top of `words`, it fits.
 
     Returns:
@@ -140,12 +139,12 @@ def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Pred
     return [" ".join(candidate.overrides) for candidate in smallest], sentence
 
 
-def _batch_key(cfg: DictConfig) -> str | None:
+def _batch_key(cfg: Config) -> str | None:
     """Return the key that gives the batch size; None if the loaders of the data decide."""
     return next((f"data.{key}" for key in (GLOBAL, PER_DEVICE) if cfg.data.get(key) is not None), None)
 
 
-def _traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> dict[Arithmetic, Trace]:
+def _traces(cfg: Config, setups: Sequence[ParallelLayout]) -> dict[Arithmetic, Trace]:
     """Return a trace for each arithmetic of these setups. Raise `TracingError` if the module cannot be made."""
     distinct = {_arithmetic(setup): setup for setup in setups}
     return dict(zip(distinct, trace_cache.load_traces(cfg, list(distinct.values())), strict=True))
@@ -158,8 +157,7 @@ def _arithmetic(setup: ParallelLayout) -> Arithmetic:
 def _compose_setup(words: Sequence[str]) -> ParallelLayout | None:
     """Return the setup of a command line; None if its config breaks a rule."""
     try:
-        cfg = compose_overrides(words)
-        check_rules(cfg)
+        cfg = parse(compose_overrides(words))
     except ConfigError:
         return None
     return setup_from_config(cfg)

@@ -6,9 +6,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.plan.prediction import with_global_batch
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
@@ -90,7 +89,7 @@ def _possible_stages(setup: ParallelLayout) -> list[int]:
     return [number for number in range(2, num_ranks + 1) if num_ranks % number == 0]
 
 
-def num_steps(cfg: DictConfig, trace: Trace, *, setup: ParallelLayout, own: dict[str, Any]) -> int | None:
+def num_steps(cfg: Config, trace: Trace, *, setup: ParallelLayout, own: dict[str, Any]) -> int | None:
     """Return the optimizer steps of the run; None if neither the config nor plan.py's own words give them.
 
     Raises:

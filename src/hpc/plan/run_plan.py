@@ -8,9 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import preflight, walltime
+from hpc.config import arguments, parse, walltime
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.plan import memory_check, plan_arguments, plan_text, trace_cache
 from hpc.plan.prediction import Prediction, predict
 from hpc.plan.setup import setup_from_config
@@ -34,7 +35,7 @@ class RunPlan:
         return {name: value for name, value in vars(self).items() if name not in ("prediction", "title")}
 
 
-def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> RunPlan:
+def plan_run(node: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> RunPlan:
     """Plan the run of a config.
 
     Args:
@@ -44,7 +45,7 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
     Raises:
         ConfigError: the config breaks a rule, or its module cannot be made.
     """
-    preflight.check_rules(cfg, needs_data=False)
+    cfg = parse.parse(node, needs_data=False)
     notes = _fill_in_data(cfg)
     prediction = _predict(cfg, own)
     steps = plan_arguments.num_steps(cfg, prediction.trace, setup=prediction.setup, own=own)
@@ -81,7 +82,7 @@ def as_json(plan: RunPlan) -> str:
     return json.dumps(plan_text.as_dict(plan.prediction, **plan.render_kwargs), indent=1)
 
 
-def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
+def _predict(cfg: Config, own: dict[str, Any]) -> Prediction:
     setup = plan_arguments.with_layout_words(setup_from_config(cfg), own)
     machine = memory_check.machine_from_config(cfg)
     try:
@@ -94,7 +95,7 @@ def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
     return predict(trace, setup, machine)
 
 
-def _fill_in_data(cfg: DictConfig) -> list[str]:
+def _fill_in_data(cfg: Config) -> list[str]:
     """Fill in the sizes that the model takes from the data. They are read only if the config lacks one.
 
     Returns:
@@ -105,15 +106,15 @@ def _fill_in_data(cfg: DictConfig) -> list[str]:
     """
     network = cfg.model.get("network", cfg.model)
     references = re.findall(r"\$\{(data\.[\w.]+)\}", str(list(flatten(network).values())))
-    sizes = {key: OmegaConf.select(cfg, key, default=None) for key in references}
-    unknown, unset = [key for key in sizes if sizes[key] is None], preflight.unset_keys(cfg)
+    sizes = {key: OmegaConf.select(cfg.node, key, default=None) for key in references}
+    unknown, unset = [key for key in sizes if sizes[key] is None], parse.unset_keys(cfg.node)
     if unknown and unset:
         rule, fix = (
             f"must be given for a plan without {', '.join(unset)}",
             " ".join(f"{key}=<number>" for key in unknown),
         )
         raise ConfigError(", ".join(unknown), None, rule, fix)
-    preflight.check_and_fill_from_files(cfg, reads_data=bool(unknown))
+    arguments.check_files(cfg, reads_data=bool(unknown))
     if not unset:
         return []
     given = ", ".join(f"{key}={value}" for key, value in sizes.items()) or "no size of the data"

@@ -9,8 +9,7 @@ import argparse
 import re
 import sys
 
-from hpc.config import compose, conversion, errors, project
-from hpc.config.sections import ClusterConfig
+from hpc.config import compose, errors, project, section_parser
 from hpc.report import tensorboard_command
 from hpc.system import home
 
@@ -23,7 +22,7 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     paths = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
+    cluster = section_parser.read_section("cluster", compose.compose_overrides(overrides).cluster)
     sys.exit(tensorboard_command.serve_until_stopped(paths, cluster))
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc.config import cluster_rules, personal_clusters
+from hpc.config import personal_clusters
 from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard_server
 from hpc.system import home
@@ -22,7 +22,6 @@ def serve_until_stopped(places: Sequence[Path], cluster: ClusterConfig) -> int:
     Raises:
         ConfigError: a place does not exist, no place has curves, or TensorBoard does not start.
     """
-    cluster_rules.check_login_host(cluster.login_host)
     arguments = tensorboard_server.logdir_arguments(tensorboard_server.select_places(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))

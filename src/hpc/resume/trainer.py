@@ -64,7 +64,7 @@ def make_trainer(
     if cfg.task == "predict":
         predictions.require_predict_hooks(module, data)
     if run.process.is_reporting_rank and not run.checkpoint:
-        trust.print_untrusted(cfg)
+        trust.print_untrusted(cfg.node)
     ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
     if ckpt and not run.checkpoint and run.process.is_reporting_rank:
@@ -74,9 +74,9 @@ def make_trainer(
     elif ckpt and not run.checkpoint:
         rest = load_hooks.load_trained(module, Path(ckpt))
     run_loggers = []
-    if not cfg.trainer.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
+    if not cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
         run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
-    references = freezing.map_values_to_references(cfg)
+    references = freezing.map_values_to_references(cfg.node)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         record.begin_attempt_logs(run, run_loggers)
@@ -122,12 +122,12 @@ def make_trainer(
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
-    if run.cfg.trainer.get("enable_progress_bar") is False:
+    if run.cfg.trainer.arguments.get("enable_progress_bar") is False:
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     trainer = build(
-        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
+        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer.arguments),
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,

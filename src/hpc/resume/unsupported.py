@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from hpc.checkpoint import weights
 from hpc.checkpoint.optimizer_states import keeps_whole_state
 from hpc.config.errors import ConfigError
-from hpc.config.section_rules import UNSUPPORTED_CALLBACKS
+from hpc.config.rules import UNSUPPORTED_CALLBACKS
 from hpc.data.position import micro_batches_per_step
 
 

@@ -4,12 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.config import compose
-from hpc.config.errors import ConfigError, require_one_of
+from hpc.config.errors import ConfigError, raise_problems
 from hpc.config.project import PROJECT
+from hpc.config.sections import Config
+from hpc.config.value_rules import one_of
 from hpc.submit import queue_run
 from hpc.system import home
 
@@ -39,7 +42,7 @@ class ScalingPoint:
     num_nodes: int
     run_dir: Path
     overrides: tuple[str, ...]
-    cfg: DictConfig
+    cfg: Config
 
     @property
     def name(self) -> str:
@@ -61,9 +64,7 @@ def parse_study(words: Sequence[str]) -> ScalingStudy:
         raise ConfigError(reserved, None, rule, "nodes=1,2,4 for the points, out=FOLDER for their run directories")
     settings = {key: value for key, _, value in pairs}
     scaling, lr_rule = settings.get("scaling", "strong"), settings.get("lr")
-    require_one_of("scaling", scaling, choices=["strong", "weak"])
-    if lr_rule is not None:
-        require_one_of("lr", lr_rule, choices=["keep", "linear", "sqrt"])
+    raise_problems([one_of("scaling", scaling, ["strong", "weak"]), one_of("lr", lr_rule, ["keep", "linear", "sqrt"])])
     if scaling == "weak" and lr_rule is None:
         rule = "must be given with scaling=weak, as the global batch grows with the nodes. The learning rate can stay "
         rule += "(keep), grow like the batch (linear, usual for SGD) or like its square root (sqrt, usual for Adam)"
@@ -82,13 +83,13 @@ def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
         overrides = (*DEFAULTS, *study.overrides, f"{NODES}={num_nodes}")
         if points and study.scaling == "weak":
             overrides += _grown_overrides(points[0], num_nodes, lr_rule=study.lr_rule)
-        cfg = compose.compose_overrides(overrides)
+        node = compose.compose_overrides(overrides)
         try:
-            queue_run.check_submission(cfg, overrides)
+            cfg = queue_run.check_submission(node, overrides)
         except ConfigError as error:
             fix = error.fix
             if error.key == BATCH and study.scaling == "strong" and error.rule.startswith("must be divisible"):
-                fix = _suggest_batch(cfg, study.nodes)
+                fix = _suggest_batch(node, study.nodes)
             raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, fix) from None
         _reject_unmeasured(cfg)
         if study.scaling == "strong" and cfg.data.get("global_batch_size") is None:
@@ -102,7 +103,7 @@ def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
     return points
 
 
-def _suggest_batch(cfg: DictConfig, nodes: Sequence[int]) -> str:
+def _suggest_batch(cfg: Any, nodes: Sequence[int]) -> str:
     """Return the global batches next to that of the config which the devices of each point can share equally."""
     data_parallel = [num * cfg.trainer.devices // cfg.strategy.tensor_parallel_size for num in nodes]
     unit = math.lcm(*(size * cfg.trainer.accumulate_grad_batches for size in data_parallel))
@@ -132,20 +133,20 @@ def _grown_overrides(first: ScalingPoint, num_nodes: int, *, lr_rule: str) -> tu
     overrides = (f"{BATCH}={batch // first.num_nodes * num_nodes}",)
     if lr_rule == "keep":
         return overrides
-    lr = OmegaConf.select(first.cfg, LR)
+    lr = OmegaConf.select(first.cfg.node, LR)
     if not isinstance(lr, int | float):
         raise ConfigError("lr", lr_rule, f"must be keep, as this config has no {LR} that could grow", "lr=keep")
     factor = growth if lr_rule == "linear" else math.sqrt(growth)
     return *overrides, f"{LR}={float(f'{lr * factor:.6g}')}"
 
 
-def _reject_unmeasured(cfg: DictConfig) -> None:
+def _reject_unmeasured(cfg: Config) -> None:
     """Raise `ConfigError` if a run would be too short for its rate to be measured, or would not measure it."""
     steps, window = cfg.trainer.max_steps, cfg.trainer.log_every_n_steps
     if steps < MIN_WINDOWS * window:
         rule = f"must be at least {MIN_WINDOWS * window}, which is {MIN_WINDOWS} windows of trainer.log_every_n_steps="
         raise ConfigError(STEPS, steps, f"{rule}{window}: the first one is warm-up", f"{STEPS}={MIN_WINDOWS * window}")
-    if not OmegaConf.select(cfg, "callbacks.throughput"):
+    if not OmegaConf.select(cfg.node, "callbacks.throughput"):
         rule = "must not be null, as it measures the rates that the study compares"
         raise ConfigError("callbacks.throughput", "null", rule, "leave callbacks.throughput=null out")
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from omegaconf import OmegaConf
 
 from hpc.charts.chart import Chart, Series
-from hpc.config.sections import derive_layout
+from hpc.config.layout import derive_layout
 from hpc.studies.run_rates import RunRates
 from hpc.studies.scaling_jobs import PointRun
 from hpc.studies.scaling_points import LR
@@ -50,7 +50,12 @@ def make_rows(runs: Sequence[PointRun], rates: Mapping[int, RunRates]) -> list[S
             base = base or rate_per_device
             speed["efficiency"] = rate_per_device / base
         cfg = point.cfg
-        sizes = (point.num_nodes, point.num_devices, derive_layout(cfg).global_batch_size, OmegaConf.select(cfg, LR))
+        sizes = (
+            point.num_nodes,
+            point.num_devices,
+            derive_layout(cfg).global_batch_size,
+            OmegaConf.select(cfg.node, LR),
+        )
         rows.append(ScalingRow(*sizes, run.short_state, **speed))
     return rows
 

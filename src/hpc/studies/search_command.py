@@ -9,8 +9,9 @@ from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config import compose, errors, preflight, trust
+from hpc.config import arguments, compose, errors, trust
 from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
 from hpc.run import frozen_config
 from hpc.studies import search
 
@@ -38,7 +39,7 @@ def write_member_config(run_dir: Path) -> list[str]:
     cfg = compose.compose_overrides(words)
     trust.reject_untrusted(cfg, run_dir)  # the overrides come from a file in the folder
     cfg.run_dir = str(run_dir)
-    preflight.check_config(cfg)
+    arguments.check_files(parse(cfg))
     frozen_config.create_or_replace(run_dir, cfg, words=words)
     return words
 

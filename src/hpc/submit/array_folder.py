@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.run import directory, snapshot
 
 
-def reserve(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path]) -> None:
+def reserve(cfg: Config, folder: Path, *, run_dirs: Sequence[Path]) -> None:
     """Make the folder of a job array with the list of its members. Raise `ConfigError` if another array uses it."""
     directory.create_run_dir(folder, group_readable=cfg.group_readable)
     try:
@@ -19,7 +18,7 @@ def reserve(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path]) -> None:
         raise ConfigError("run_dir", folder, "must not hold another array", "submit again") from None
 
 
-def fill(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path]) -> None:
+def fill(cfg: Config, folder: Path, *, run_dirs: Sequence[Path]) -> None:
     """Make a run directory for each member of an array, which shares the code in the array's folder."""
     snapshot.copy_code(folder)
     for run_dir in run_dirs:

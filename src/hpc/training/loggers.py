@@ -16,14 +16,13 @@ from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.build import build
 from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import with_references
+from hpc.config.sections import Config
 from hpc.training.log_positions import CutsItself
 
 WRITING = ("log_metrics", "save", "after_save_checkpoint", "finalize")  # methods of a logger that training calls
 
 
-def build_loggers(
-    cfg: DictConfig, checkpoint: Checkpoint | None, *, starts: Sequence[Mapping[str, Any]]
-) -> list[Logger]:
+def build_loggers(cfg: Config, checkpoint: Checkpoint | None, *, starts: Sequence[Mapping[str, Any]]) -> list[Logger]:
     """Build the loggers of the config: named ones, of which those that are null are left out, or one, or a list.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import compose
@@ -19,6 +19,7 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import make_printable
 from hpc.config.freezing import to_frozen_yaml
 from hpc.config.project import LIBRARY, PROJECT
+from hpc.config.sections import Config
 from hpc.run import attempt_log, changes, frozen_config, snapshot
 from hpc.system import files
 from hpc.training import log_positions, loggers
@@ -38,12 +39,12 @@ def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> None:
     foreign_positions = starts[0].get("logs", {}) if starts else log_positions.read_positions(run_dir, run_loggers)
     if (run_dir / "config.yaml").exists() and cfg.task == "train":
         changes.grant_permission(run_dir, cfg.resume_allow)
-        run.keep_config = frozen_config.prepare_change(run_dir, cfg, words=words)
+        run.keep_config = frozen_config.prepare_change(run_dir, cfg.node, words=words)
     else:
         if not (run_dir / "config.yaml").exists() and PROJECT.parent.resolve() != run_dir.resolve():
             # Otherwise this is the run's copy of the code, and whoever made it did so.
             snapshot.write_provenance(run_dir)
-        frozen_config.create_or_replace(run_dir, cfg, words=words)
+        frozen_config.create_or_replace(run_dir, cfg.node, words=words)
     code = files.source_checksum(PROJECT, LIBRARY)
     _note_other_code(run_dir, code, earlier_code=starts[-1].get("code") if starts else None)
     positions = _positions_at(cfg, checkpoint, words=words) if checkpoint else foreign_positions
@@ -88,7 +89,7 @@ def _note_other_code(run_dir: Path, code: str, *, earlier_code: object) -> None:
         print(make_printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
-def _positions_at(cfg: DictConfig, checkpoint: Checkpoint, *, words: Sequence[str]) -> Mapping[str, int]:
+def _positions_at(cfg: Config, checkpoint: Checkpoint, *, words: Sequence[str]) -> Mapping[str, int]:
     """Return how far the logs had come at a checkpoint, or at the end of training if no step is left after it.
 
     Args:
@@ -126,9 +127,9 @@ def flush_logs(trainer: L.Trainer) -> dict[str, int]:
 
 
 @rank_zero_only
-def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
+def log_config(trainer: L.Trainer, cfg: Config) -> None:
     """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for all others but CSV."""
-    text = to_frozen_yaml(cfg)
+    text = to_frozen_yaml(cfg.node)
     values: Any = OmegaConf.to_container(OmegaConf.create(text))
     for logger in loggers.tensorboard_loggers(trainer):
         logger.experiment.add_text("config", f"```yaml\n{text}```")
@@ -138,13 +139,13 @@ def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
 
 
 @rank_zero_only
-def log_result(trainer: L.Trainer, cfg: DictConfig, *, metrics: dict[str, Any]) -> None:
+def log_result(trainer: L.Trainer, cfg: Config, *, metrics: dict[str, Any]) -> None:
     """Log the hyperparameters and the final metrics for TensorBoard's HPARAMS page, which reads scalars by name."""
     # Imported here, as only the rank that writes needs TensorBoard.
     from torch.utils.tensorboard.summary import hparams
     from torch.utils.tensorboard.writer import FileWriter
 
-    values = flatten(OmegaConf.create(to_frozen_yaml(cfg)))
+    values = flatten(OmegaConf.create(to_frozen_yaml(cfg.node)))
     sections = ("model.", "data.", "trainer.", "strategy.", "seed")
     shown = {key: value for key, value in values.items() if key.startswith(sections)}
     plain = {key: value if isinstance(value, bool | int | float) else _to_utf8(value) for key, value in shown.items()}

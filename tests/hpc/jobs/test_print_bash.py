@@ -15,6 +15,7 @@ from test_job import NEEDS, Node, composed, node  # noqa: F401 - a fixture
 from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
 
 from hpc.config import project
+from hpc.config.parse import parse
 from hpc.jobs import job, pbs, slurm
 
 MOST = 40  # lines, few enough to be read in one go
@@ -31,11 +32,11 @@ def scripts(name: str) -> dict[str, str]:
     """Render all scripts of a cluster: for a run, for a member of a search, for submission by hand, for a node."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
-    run = job.job_from_config(composed(*words), **places)
+    run = job.job_from_config(parse(composed(*words)), **places)
     search = replace(
         run, run_dir=None, members_file=WORK / "runs/s/members", num_members=9, at_once=2, is_search_trial=True
     )
-    works = {"run": run, "search": search, "by hand": job.job_from_config(composed(*words), words)}
+    works = {"run": run, "search": search, "by hand": job.job_from_config(parse(composed(*words)), words)}
     if SCHEDULERS[name] == "slurm":
         return {kind: slurm.render_job_script(work) for kind, work in works.items()}
     return {kind: pbs.render_job_script(work) for kind, work in works.items()} | {"node": pbs.render_node_script(run)}

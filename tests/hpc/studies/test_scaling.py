@@ -17,7 +17,7 @@ import typed_fixes
 from fork import ENVIRON, PROJECT, scalars
 
 from hpc.checkpoint import on_disk
-from hpc.config import compose, sections
+from hpc.config import compose, layout
 from hpc.config.errors import ConfigError
 from hpc.jobs.job_states import JobState
 from hpc.run import attempt_log, frozen_config
@@ -54,7 +54,7 @@ def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
     for cfg in cfgs:
         assert (cfg.data.global_batch_size, cfg.model.optimizer.lr, cfg.model.warmup_steps) == (64, 0.003, 20)
         assert (cfg.trainer.max_steps, cfg.trainer.max_epochs) == (200, -1)
-    assert [sections.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16, 8, 4]
+    assert [layout.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16, 8, 4]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
 )
 def test_weak_scaling_keeps_the_samples_per_device(words: list[str], rates: list[float]) -> None:
     cfgs = [point.cfg for point in points("nodes=1,4,16", "scaling=weak", *words)]
-    assert [sections.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
+    assert [layout.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
     assert [cfg.data.global_batch_size for cfg in cfgs] == [64, 256, 1024]
     assert [cfg.model.optimizer.lr for cfg in cfgs] == pytest.approx(rates)
     assert {cfg.model.warmup_steps for cfg in cfgs} == {20}, "nobody asked for another warm-up"

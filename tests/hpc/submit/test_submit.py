@@ -21,7 +21,7 @@ from desk import FILES, SOURCED, Desk
 from fork import PROJECT, REPO
 from omegaconf import OmegaConf
 
-from hpc.config import compose, freezing, library, personal_clusters, project
+from hpc.config import compose, freezing, library, parse, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
@@ -728,11 +728,11 @@ def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
     ],
 )
 def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal: Path) -> None:
-    from hpc.config import preflight
+    from hpc.config import parse
 
     personal.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        preflight.check_rules(compose.compose_overrides(["cluster=slurm"]))
+        parse.parse(compose.compose_overrides(["cluster=slurm"]))
     assert words in str(caught.value)
 
 
@@ -763,7 +763,7 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
 
 
 def test_the_job_is_a_plain_value() -> None:
-    cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
+    cfg = parse.parse(compose.compose_overrides(["cluster=slurm", "trainer=ddp"]))
     assert job.job_from_config(cfg) == job.job_from_config(cfg)
 
 

@@ -18,8 +18,8 @@ from mlflow import MlflowClient
 from omegaconf import OmegaConf
 from wandb_server import upload
 
-from hpc.config import compose, section_rules
-from hpc.config.errors import ConfigError
+from hpc.config import compose, rules
+from hpc.config.errors import ConfigError, raise_problems
 from hpc.training import log_positions, loggers
 from hpc.training.mlflow_logger import LocalMLFlowLogger
 from hpc.training.wandb_file import FilePosition, read_end
@@ -292,10 +292,10 @@ def test_a_missing_package_is_told_with_the_line_that_installs_it(
     choice: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = compose.compose_overrides([f"logger=[tensorboard,{choice}]", "run_dir=/runs/x"])
-    section_rules.check_loggers(cfg)
+    raise_problems(rules.loggers_have_their_packages(cfg.logger))
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"not installed: {module}") as raised:
-        section_rules.check_loggers(cfg)
+        raise_problems(rules.loggers_have_their_packages(cfg.logger))
     assert f"python -m pip install -c constraints.txt {choice}" in str(raised.value)
 
 
