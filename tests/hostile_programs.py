@@ -35,7 +35,7 @@ LIBRARIES = [
 ]
 MODULES = [
     "config.build",
-    "config.preflight",
+    "config.arguments",
     "config.trust",
     "launch.node_checks",
     "run.changes",

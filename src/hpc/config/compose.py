@@ -74,7 +74,7 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         cfg.name = _default_name(choices)
     cluster = str(choices.get("cluster"))
     is_taken = f"{personal_clusters.GROUP}@cluster" in choices
-    personal_clusters.check(values, cfg.cluster, name=cluster, is_taken=is_taken)
+    personal_clusters.check(values, name=cluster, is_taken=is_taken)
     _check_cluster_name(cfg, cluster)
     trainer_arguments.read_as_lightning(cfg)
     _take_checkpoint_of_run(cfg)

@@ -4,13 +4,15 @@ The line `- optional personal@cluster: ${cluster}` of configs/train.yaml takes t
 """
 
 import os
+from dataclasses import fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.config.errors import ConfigError, first_line, suggest_key
 from hpc.config.project import TRAIN
+from hpc.config.sections import ClusterConfig
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
 
@@ -42,11 +44,11 @@ def register(*, is_used: bool) -> dict[str, Any]:
     return values
 
 
-def check(values: dict[str, Any], cluster: DictConfig, *, name: str, is_taken: bool) -> None:
+def check(values: dict[str, Any], *, name: str, is_taken: bool) -> None:
     """Check the user's values of one cluster.
 
     Args:
-        cluster: the keys that clusters have.
+        name: of the cluster.
         is_taken: whether the project's configs take them.
 
     Raises:
@@ -56,7 +58,8 @@ def check(values: dict[str, Any], cluster: DictConfig, *, name: str, is_taken: b
         rule = f"must take your values of {PERSONAL_CLUSTERS}"
         fix = f"the line '- optional {GROUP}@cluster: ${{cluster}}' below '- cluster: ...' in {TRAIN}"
         raise ConfigError("defaults", None, rule, fix)
+    known = [field.name for field in fields(ClusterConfig)]
     for key in values.get(name, {}):
-        if key not in cluster:
-            fix = suggest_key(key, map(str, cluster))
+        if key not in known:
+            fix = suggest_key(str(key), known)
             raise ConfigError(f"{PERSONAL_CLUSTERS}: {key}", None, "must be a key of a cluster's file", fix)

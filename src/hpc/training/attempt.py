@@ -98,8 +98,6 @@ def run_attempt(node: DictConfig, process: RankProcess) -> Iterator[Attempt]:
 def _begin_watched(cfg: Config, process: RankProcess) -> Iterator[Attempt]:
     """Begin the attempt on all ranks. If one of them fails or hangs, its watchdog ends all of them soon."""
     place, signals = process.place, process.signals
-    # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine.
-    environ.setdefault("GOMP_SPINCOUNT", "1000")
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)
