@@ -42,8 +42,8 @@ def rank_process() -> Iterator[RankProcess]:
     """
     gc.disable()  # until the libraries are imported: collecting garbage would take a fifth of that time
     signatures.is_training = True
-    # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine. torch reads it
-    # when it is imported, which the check of the config may do.
+    # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine. torch reads
+    # this when it is imported, which the check of the config may do.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     signals = install_signal_handlers()
     with exit_on_config_error():
