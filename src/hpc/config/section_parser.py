@@ -1,7 +1,6 @@
 """Make the dataclass of a section from its node, with the errors of all its values."""
 
 import re
-from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
@@ -103,10 +102,9 @@ def _typed_value(schema: type, node: DictConfig, key: str, kind: Any, full_key: 
         ConfigError: the value cannot be resolved, or is of another type.
     """
     try:
-        with environment_as_bash() if full_key in IN_BASH else nullcontext():
-            value = node.get(key)
-            if kind is not Any and OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value, resolve=True)
+        value = node.get(key)
+        if kind is not Any and OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
     except MissingMandatoryValue:
         return None  # ???, which another error names
     except OmegaConfBaseException as error:
@@ -132,4 +130,13 @@ def _typed_value(schema: type, node: DictConfig, key: str, kind: Any, full_key: 
         if type_name == "list" and isinstance(value, str):
             fix = format_list_override(full_key, value)
         raise ConfigError(full_key, value, f"must be of type {type_name}", fix) from None
+    if full_key in IN_BASH:
+        return _in_bash(node, key)
     return OmegaConf.to_container(typed) if OmegaConf.is_config(typed) else typed
+
+
+def _in_bash(node: DictConfig, key: str) -> Any:
+    """Return a value as a job script has it: `${oc.env:NAME}` is a variable of bash."""
+    with environment_as_bash():
+        value = node.get(key)
+        return {str(name): str(text) for name, text in value.items()} if isinstance(value, DictConfig) else value
