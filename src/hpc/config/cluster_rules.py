@@ -9,7 +9,7 @@ from hpc.config.value_rules import at_least, one_of
 from hpc.config.walltime import format_walltime, walltime_seconds
 
 if TYPE_CHECKING:
-    from hpc.config.sections import ClusterConfig
+    from hpc.config.cluster_section import ClusterConfig
 
 Problems = Iterator[ConfigError | None]
 
