@@ -18,7 +18,7 @@ from omegaconf import ListConfig
 
 from hpc.config.batch_size import with_class_batch_size
 from hpc.config.build import strip_check_keys
-from hpc.config.parse import unset_keys
+from hpc.config.conversion import flatten
 from hpc.config.project import HPC, PROJECT, SOURCES, child_environment, project_name
 from hpc.config.sections import Config
 from hpc.plan.setup import ParallelLayout
@@ -91,7 +91,7 @@ def _trace_request(cfg: Config, setup: ParallelLayout) -> dict[str, Any]:
 
 def _data_request(cfg: Config) -> tuple[dict[str, Any] | None, str]:
     """Return the node of the data with which the module is traced, or None and why there is none."""
-    if unset := [key for key in unset_keys(cfg.node) if key.startswith("data.")]:
+    if unset := [key for key, value in flatten(cfg.data, "data").items() if value == "???"]:
         return None, f"{', '.join(unset)} has no value"
     if cfg.data.get("_target_") is None:
         return None, "the module brings its own loaders (data=none)"
