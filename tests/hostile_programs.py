@@ -34,7 +34,7 @@ LIBRARIES = [
 ]
 MODULES = [
     "config.build",
-    "config.preflight",
+    "config.arguments",
     "config.trust",
     "launch.node_checks",
     "run.changes",
@@ -297,12 +297,12 @@ def restore(project: Path) -> None:
 
 
 def check(project: Path) -> None:
-    from hpc.config import build, errors, preflight
+    from hpc.config import arguments, build, errors, parse
     from hpc.run import command_line
 
     with errors.exit_on_config_error():
         cfg = command_line.compose(None, sys.argv[1:])
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
         build.build(cfg.data)
 
 

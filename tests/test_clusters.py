@@ -20,12 +20,12 @@ RENDER = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = ["src", "."]
-from hpc.config import compose, preflight
+from hpc.config import compose, parse
 from hpc.submit.scripts import make_job, render_script
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
     cfg = compose.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
-    preflight.check_job(cfg)
+    cfg = parse.parse(cfg, for_job=True)
     works = {"job": make_job(cfg, run_dir=run_dir)}
     cfg.trainer.num_nodes = cfg.trainer.devices = 1
     works["one"] = make_job(cfg, run_dir=run_dir)

@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc.config.errors import ConfigError, join_key, make_printable
+from hpc.config import defaults
+from hpc.config.errors import ConfigError, join_key, make_printable, raise_problems
 from hpc.config.project import CONFIGS, HPC, PROJECT, config_files, researcher_packages
 from hpc.system import former_names
 
@@ -79,10 +80,11 @@ def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
         _reject_untrusted(cfg, run_dir)
 
 
-def reject_former_class(key: str, value: object) -> None:
-    """Raise `ConfigError` if a `_target_` is a class of an earlier version."""
-    if isinstance(value, str) and value in FORMER_CLASSES:
-        raise ConfigError(key, value, "This class was one of earlier versions", FORMER_CLASSES[value])
+def former_class_problem(key: str, value: object) -> ConfigError | None:
+    """Return the error of a `_target_` that is a class of an earlier version."""
+    if not isinstance(value, str) or value not in FORMER_CLASSES:
+        return None
+    return ConfigError(key, value, "This class was one of earlier versions", FORMER_CLASSES[value])
 
 
 def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
@@ -92,7 +94,7 @@ def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
             rule = "must not create nodes from text or compute names: this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
         is_built = kind in ("_target_", "_check_") and value is not None
-        reject_former_class(key, value)
+        raise_problems([former_class_problem(key, value)])
         if is_built and (rule := broken_rule(value, kind)):
             rule += ": this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)
@@ -147,8 +149,9 @@ def trusted_packages() -> tuple[str, ...]:
 
 @cache
 def names_in_configs() -> dict[str, set[str]]:
-    """Return the names in the files of configs/, and of the library's, those of `_target_` and those of `_check_`."""
+    """Return the names in the files of configs/, and the library's defaults, those of `_target_` and of `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
+    names["_target_"] |= {value for key, value in leaves(defaults.all_defaults()) if key.endswith("._target_")}
     for file in config_files():
         try:
             text = re.sub(r"(?m)(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"))

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.checkpoint.tokenizer_folder import has_tokenizer, reject_missing_folder
 from hpc.config.errors import ConfigError, make_printable
+from hpc.config.sections import Config
 from hpc.data.image_files import decode_image, list_images, reject_fewer_outputs_than_classes
 from hpc.data.text_files import list_examples
 from hpc.launch.placement import read_placement
@@ -21,7 +22,7 @@ from hpc.launch.placement import read_placement
 MAX_CHECKED_IMAGES = 2000
 
 
-def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_image_folder(node: DictConfig, cfg: Config) -> dict[str, Any] | None:
     """Reject a `data.dir` that cannot be trained on. Up to 2000 of its images, evenly spread, are decoded."""
     classes, splits, ignored = list_images(node.get("dir"))
     if ignored:
@@ -37,11 +38,11 @@ def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | No
     return {"num_classes": len(classes)} if node.num_classes is None else None
 
 
-def check_local_text(node: DictConfig, cfg: DictConfig) -> None:
+def check_local_text(node: DictConfig, cfg: Config) -> None:
     """Reject files that are no text or cannot be read, and a missing folder. Say if it has no tokenizer."""
     list_examples(node.get("files"), node.get("val_files"))
     tokenizer = str(node.tokenizer)
-    if tokenizer != OmegaConf.select(cfg, "model.folder"):  # which the check of the model rejects
+    if tokenizer != OmegaConf.select(cfg.model, "folder"):  # which the check of the model rejects
         reject_missing_folder(tokenizer)
     folder = Path(tokenizer).expanduser()
     if folder.is_dir() and not has_tokenizer(folder):

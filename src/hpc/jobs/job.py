@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import cluster_for_job_script
-from hpc.config.sections import ClusterConfig
+from hpc.config.sections import ClusterConfig, Config
 from hpc.config.walltime import walltime_seconds
 
 
@@ -60,7 +57,7 @@ class Job:
         return self.nodes * self.gpus_per_node * self.walltime_seconds / 3600
 
 
-def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
+def job_from_config(cfg: Config, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
     """Return the job that a checked config describes.
 
     Args:
@@ -70,7 +67,7 @@ def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: 
     Raises:
         ConfigError: a time, or a `{field}` of the cluster's file, cannot be read.
     """
-    cluster = cluster_for_job_script(cfg)
+    cluster = cfg.cluster
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
     gpus = devices if cfg.trainer.accelerator == cluster.accelerator and cluster.gpus_per_node else 0
     all_gpus = bool(gpus) and gpus == cluster.gpus_per_node

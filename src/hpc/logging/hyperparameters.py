@@ -5,20 +5,21 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.config.conversion import flatten
 from hpc.config.freezing import to_frozen_yaml
+from hpc.config.sections import Config
 from hpc.logging.loggers import tensorboard_loggers
 
 
 @rank_zero_only
-def log_config(trainer: L.Trainer, cfg: DictConfig, *, attempt: int) -> None:
+def log_config(trainer: L.Trainer, cfg: Config, *, attempt: int) -> None:
     """Log the resolved config: as a text for TensorBoard's TEXT page, as hyperparameters for all others but CSV.
 
     MLflow gets those of the first attempt only: it rejects a value that has changed.
     """
-    text = to_frozen_yaml(cfg)
+    text = to_frozen_yaml(cfg.node)
     values: Any = OmegaConf.to_container(OmegaConf.create(text))
     for logger in tensorboard_loggers(trainer):
         logger.experiment.add_text("config", f"```yaml\n{text}```")
@@ -29,13 +30,13 @@ def log_config(trainer: L.Trainer, cfg: DictConfig, *, attempt: int) -> None:
 
 
 @rank_zero_only
-def log_result(trainer: L.Trainer, cfg: DictConfig, *, metrics: dict[str, Any]) -> None:
+def log_result(trainer: L.Trainer, cfg: Config, *, metrics: dict[str, Any]) -> None:
     """Log the hyperparameters and the final metrics for TensorBoard's HPARAMS page, which reads scalars by name."""
     # Imported here, as only the rank that writes needs TensorBoard.
     from torch.utils.tensorboard.summary import hparams
     from torch.utils.tensorboard.writer import FileWriter
 
-    values = flatten(OmegaConf.create(to_frozen_yaml(cfg)))
+    values = flatten(OmegaConf.create(to_frozen_yaml(cfg.node)))
     sections = ("model.", "data.", "trainer.", "strategy.", "seed")
     shown = {key: value for key, value in values.items() if key.startswith(sections)}
     plain = {key: value if isinstance(value, bool | int | float) else _to_utf8(value) for key, value in shown.items()}

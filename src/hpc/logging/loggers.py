@@ -16,6 +16,7 @@ from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.build import build
 from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import with_references
+from hpc.config.sections import Config
 
 # Methods of a logger that training calls.
 WRITING = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
@@ -39,7 +40,7 @@ class DropsAll(Logger):
 
 
 def build_loggers(
-    cfg: DictConfig,
+    cfg: Config,
     checkpoint: Checkpoint | None,
     *,
     starts: Sequence[Mapping[str, Any]],

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.data.file_checks import reject_large_batch
 from hpc.data.image_files import reject_fewer_outputs_than_classes
 from hpc.data.text_files import is_token_file, list_text_files
@@ -29,7 +30,7 @@ MAX_CHECKED_PARTS = 8  # of a packed file, each about 16 MB
 MAX_CHECKED_TOKENS = 1_000_000  # at each end of a token file; fewer per file if there are many
 
 
-def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_packed_images(node: DictConfig, cfg: Config) -> dict[str, Any] | None:
     """Reject a `data.file` that cannot be trained on. A few of its parts are compared with their checksums."""
     packed = read_packed_images(str(node.file))
     reject_image_size_mismatch(packed, node.image_size)
@@ -42,7 +43,7 @@ def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | N
     return {"num_classes": len(packed.classes), "image_size": packed.image_size}
 
 
-def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_text_files(node: DictConfig, cfg: Config) -> dict[str, Any] | None:
     """Reject text or token files that cannot be trained on. Of token files, both ends are read."""
     files, val_files = list_text_files(node.get("files"), node.get("val_files"))
     _reject_short_text(node, files, val_files=val_files)

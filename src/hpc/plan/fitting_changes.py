@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from omegaconf import DictConfig
-
 from hpc.config.batch_size import GLOBAL, PER_DEVICE
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
-from hpc.config.preflight import check_rules
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.jobs.hardware import Machine
 from hpc.plan import trace_cache
 from hpc.plan.prediction import fits_in_memory, with_loader_batch
@@ -27,7 +26,7 @@ NO_CHANGE_WITH_LOADER_FITS = (
 
 
 def find_fitting_change(
-    cfg: DictConfig, words: Sequence[str], trace: Trace, setup: ParallelLayout, machine: Machine
+    cfg: Config, words: Sequence[str], trace: Trace, setup: ParallelLayout, machine: Machine
 ) -> tuple[str | None, str]:
     """Return overrides with which, on top of `words`, a run fits that does not.
 
@@ -137,8 +136,7 @@ def _arithmetic(setup: ParallelLayout) -> tuple[object, ...]:
 def _compose_setup(words: Sequence[str]) -> ParallelLayout | None:
     """Return the setup of a command line; None if its config breaks a rule."""
     try:
-        cfg = compose_overrides(words)
-        check_rules(cfg)
+        cfg = parse(compose_overrides(words))
     except ConfigError:
         return None
     return setup_from_config(cfg)

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.jobs.hardware import Machine, machine_from_cluster
 from hpc.plan import trace_cache
 from hpc.plan.fitting_changes import find_fitting_change
@@ -14,7 +13,7 @@ from hpc.plan.prediction import predict
 from hpc.plan.setup import setup_from_config
 
 
-def machine_from_config(cfg: DictConfig) -> Machine | None:
+def machine_from_config(cfg: Config) -> Machine | None:
     """Return the machine of a run; None if the cluster's file does not name its GPU, or if the run uses no GPU.
 
     Raises:
@@ -28,7 +27,7 @@ def machine_from_config(cfg: DictConfig) -> Machine | None:
     return replace(machine, node_memory_gb=cluster.memory_gb or None)
 
 
-def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+def reject_too_big(cfg: Config, words: Sequence[str]) -> None:
     """Reject a run that cannot fit, before it waits in the queue. `force=true` disables this check.
 
     A module that cannot be made here passes with a warning. Of one that cannot be traced, parameters, gradients and

@@ -8,9 +8,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.jobs.hardware import Machine
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
@@ -59,7 +58,7 @@ def split_words(words: Sequence[str]) -> tuple[PlanWords, list[str]]:
     return PlanWords(amount, unit, network), overrides
 
 
-def num_steps(cfg: DictConfig, trace: Trace, *, setup: ParallelLayout, own: PlanWords) -> int | None:
+def num_steps(cfg: Config, trace: Trace, *, setup: ParallelLayout, own: PlanWords) -> int | None:
     """Return the optimizer steps of the run; None if neither the config nor plan.py's own words give them.
 
     Raises:

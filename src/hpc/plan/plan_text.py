@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.charts.units import format_seconds, format_si
+from hpc.config.sections import ClusterConfig
 from hpc.plan.memory import offloaded_bytes
 from hpc.plan.prediction import SPARE_SHARE, PredictedScalingRow, Prediction
 from hpc.plan.step_time import forward_flops
@@ -59,7 +58,7 @@ def title(prediction: Prediction, *, strategy: str, gpu: str | None) -> str:
     return f"{size} parameters, {strategy}, {setup.precision}: {devices}, {batch}"
 
 
-def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, finish: Finish | None) -> list[str]:
+def notes(prediction: Prediction, cluster: ClusterConfig, *, steps: int | None, finish: Finish | None) -> list[str]:
     """Return notes on what the prediction leaves out, and on what the project cannot run.
 
     Args:
@@ -95,7 +94,7 @@ def _offload_note(prediction: Prediction) -> str:
     )
 
 
-def _end_notes(prediction: Prediction, cluster: DictConfig, steps: int | None, finish: Finish | None) -> list[str]:
+def _end_notes(prediction: Prediction, cluster: ClusterConfig, steps: int | None, finish: Finish | None) -> list[str]:
     """Return a note if the time to the end of the run is not predicted."""
     if prediction.step is not None and steps is None:
         return [f"to predict the time to the end, add {prediction.trace.unit}=1e9 or trainer.max_steps="]

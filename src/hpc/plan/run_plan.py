@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import preflight, walltime
+from hpc.config import arguments, parse, walltime
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.jobs.hardware import Machine
 from hpc.plan import fitting_changes, memory_check, plan_arguments, plan_text, trace_cache
 from hpc.plan.plan_arguments import PlanWords
@@ -17,7 +18,7 @@ from hpc.plan.setup import setup_from_config
 from hpc.plan.whole_run import predict_checkpoint_cost, predict_finish
 
 
-def plan_run(cfg: DictConfig, words: Sequence[str], *, own: PlanWords | None = None) -> RunPlan:
+def plan_run(node: DictConfig, words: Sequence[str], *, own: PlanWords | None = None) -> RunPlan:
     """Plan the run of a config.
 
     Args:
@@ -28,7 +29,7 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: PlanWords | None = N
         ConfigError: the config breaks a rule, or its module cannot be made.
     """
     own = own or PlanWords()
-    preflight.check_rules(cfg, needs_data=False)
+    cfg = parse.parse(node, needs_data=False)
     notes = _fill_in_data(cfg)
     machine = memory_check.machine_from_config(cfg)
     prediction = _predict(cfg, own, machine)
@@ -55,7 +56,7 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: PlanWords | None = N
     )
 
 
-def _predict(cfg: DictConfig, own: PlanWords, machine: Machine | None) -> Prediction:
+def _predict(cfg: Config, own: PlanWords, machine: Machine | None) -> Prediction:
     setup = setup_from_config(cfg)
     if machine and own.network:
         machine = plan_arguments.with_measured_network(machine, own.network)
@@ -68,7 +69,7 @@ def _predict(cfg: DictConfig, own: PlanWords, machine: Machine | None) -> Predic
     return predict(trace, setup, machine)
 
 
-def _fill_in_data(cfg: DictConfig) -> list[str]:
+def _fill_in_data(cfg: Config) -> list[str]:
     """Fill in the sizes that the model takes from the data. They are read only if the config lacks one.
 
     Returns:
@@ -79,15 +80,15 @@ def _fill_in_data(cfg: DictConfig) -> list[str]:
     """
     network = cfg.model.get("network", cfg.model)
     references = re.findall(r"\$\{(data\.[\w.]+)\}", str(list(flatten(network).values())))
-    sizes = {key: OmegaConf.select(cfg, key, default=None) for key in references}
-    unknown, unset = [key for key in sizes if sizes[key] is None], preflight.unset_keys(cfg)
+    sizes = {key: OmegaConf.select(cfg.node, key, default=None) for key in references}
+    unknown, unset = [key for key in sizes if sizes[key] is None], parse.unset_keys(cfg.node)
     if unknown and unset:
         rule, fix = (
             f"must be given for a plan without {', '.join(unset)}",
             " ".join(f"{key}=<number>" for key in unknown),
         )
         raise ConfigError(", ".join(unknown), None, rule, fix)
-    preflight.check_and_fill_from_files(cfg, reads_data=bool(unknown))
+    arguments.check_files(cfg, reads_data=bool(unknown))
     if not unset:
         return []
     given = ", ".join(f"{key}={value}" for key, value in sizes.items()) or "no size of the data"

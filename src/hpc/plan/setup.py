@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
-
-from hpc.config.sections import derive_layout, is_on_gpu, strategy_kind
+from hpc.config.layout import derive_layout, is_on_gpu, strategy_kind
+from hpc.config.sections import Config
 
 BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word of trainer.precision
 
@@ -54,7 +53,7 @@ class ParallelLayout:
         return (kind, kind) if self.sharding == "fsdp" and self.data_parallel > 1 else ("32", kind)
 
 
-def setup_from_config(cfg: DictConfig) -> ParallelLayout:
+def setup_from_config(cfg: Config) -> ParallelLayout:
     """Return the setup of a checked config."""
     strategy, trainer = cfg.strategy, cfg.trainer
     kind = strategy_kind(strategy)  # all but these two keep everything on every rank

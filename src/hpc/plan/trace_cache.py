@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import ListConfig
 
 from hpc.config.batch_size import with_class_batch_size
 from hpc.config.build import strip_check_keys
+from hpc.config.conversion import flatten
 from hpc.config.library import library_version
-from hpc.config.preflight import unset_keys
 from hpc.config.project import LIBRARY, PROJECT, SOURCES, child_environment, project_name
+from hpc.config.sections import Config
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 from hpc.system import home
@@ -36,7 +37,7 @@ class TracingError(Exception):
     """The module cannot be made, or the tracer cannot be started; the message says why."""
 
 
-def load_trace(cfg: DictConfig, setup: ParallelLayout) -> Trace:
+def load_trace(cfg: Config, setup: ParallelLayout) -> Trace:
     """Return the trace of a training step of the config's module, in the arithmetic of a setup.
 
     A step that does not run on tensors without content is traced by its parameters alone (`Trace.by_parameters`).
@@ -54,7 +55,7 @@ def load_trace(cfg: DictConfig, setup: ParallelLayout) -> Trace:
     return trace
 
 
-def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
+def _trace_request(cfg: Config, setup: ParallelLayout) -> dict[str, Any]:
     """Return the question for the tracer as plain data."""
     parameters, autocast = setup.computes_in
     model, blocks = strip_check_keys(cfg.model), cfg.strategy.blocks
@@ -73,9 +74,9 @@ def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
     }
 
 
-def _data_request(cfg: DictConfig) -> tuple[dict[str, Any] | None, str]:
+def _data_request(cfg: Config) -> tuple[dict[str, Any] | None, str]:
     """Return the node of the data with which the module is traced, or None and why there is none."""
-    if unset := [key for key in unset_keys(cfg) if key.startswith("data.")]:
+    if unset := [key for key, value in flatten(cfg.data, "data").items() if value == "???"]:
         return None, f"{', '.join(unset)} has no value"
     if cfg.data.get("_target_") is None:
         return None, "the module brings its own loaders (data=none)"

@@ -7,9 +7,7 @@ runs TensorBoard there. It listens on localhost only. Default: all runs, and the
 import argparse
 import re
 
-from omegaconf import OmegaConf
-
-from hpc.config import cluster_rules, compose, errors, project
+from hpc.config import compose, errors, project, section_parser
 from hpc.report import board
 from hpc.system import home
 
@@ -22,10 +20,8 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     paths = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    login_host = OmegaConf.select(compose.compose_overrides(overrides), "cluster.login_host")
-    login_host = None if login_host is None else str(login_host)
-    cluster_rules.check_login_host(login_host)
-    board.show_curves(paths, login_host or None)
+    cluster = section_parser.read_section("cluster", compose.compose_overrides(overrides).cluster)
+    board.show_curves(paths, cluster.login_host or None)
 
 
 def run() -> None:

@@ -7,8 +7,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpc.checkpoint import plain_data
 from hpc.checkpoint.strategy_state import RANK_STATE
-from hpc.config.conversion import to_dataclass
-from hpc.config.sections import CheckpointConfig, FaultsConfig, derive_layout
+from hpc.config.layout import derive_layout
 from hpc.data import noted_batches
 from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
@@ -45,8 +44,8 @@ class Resume(StopsEvaluations):
     def __init__(self, run: Attempt, *, trial: ReportsTrial | None = None) -> None:
         self.run, self.trial = run, trial
         self.watch, self.signals = run.watch, run.process.signals
-        self.settings = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
-        self.faults = to_dataclass(FaultsConfig, run.cfg.faults, name="faults")
+        self.settings = run.cfg.checkpoint
+        self.faults = run.cfg.faults
         self.saver = Saver(run, self.settings, hang_seconds=60 * self.faults.hang_minutes)
         self.best = self.saver.best
         self.initial = InitialValues()

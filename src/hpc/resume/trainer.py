@@ -67,7 +67,7 @@ def make_trainer(
     if cfg.task == "predict":
         prediction_writer.require_predict_hooks(module, data)
     if run.process.is_reporting_rank and not run.checkpoint:
-        trust.print_untrusted(cfg)
+        trust.print_untrusted(cfg.node)
     ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
     if ckpt and not run.checkpoint and run.process.is_reporting_rank:
@@ -78,14 +78,14 @@ def make_trainer(
         rest = load_hooks.load_trained(module, Path(ckpt))
     loggers_by_name: dict[str, Logger] = {}
     writer = positions.new_writer(run.number)
-    if not cfg.trainer.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
+    if not cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
         starts = attempt_log.read_starts(run.run_dir)
         is_writing = run.claim is not None
         loggers_by_name = loggers.build_loggers(
             cfg, run.checkpoint, starts=starts, writer=writer, is_writing=is_writing
         )
     run_loggers = list(loggers_by_name.values())
-    references = freezing.map_values_to_references(cfg)
+    references = freezing.map_values_to_references(cfg.node)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         record.begin_attempt_logs(run, loggers_by_name, writer=writer)
@@ -132,12 +132,12 @@ def make_trainer(
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
-    if run.cfg.trainer.get("enable_progress_bar") is False:
+    if run.cfg.trainer.arguments.get("enable_progress_bar") is False:
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     trainer = build(
-        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
+        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer.arguments),
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from hpc.config import trust
 from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import to_frozen_yaml
-from hpc.config.sections import RunConfig
+from hpc.config.sections import Config
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.run import changes, claim, directory
 from hpc.system import files
@@ -66,7 +66,7 @@ def name_keys_as_now(cfg: DictConfig) -> None:
 def read_compatible(run_dir: Path) -> DictConfig:
     """Return the frozen config of a run that this code can resume, with trusted targets only. Raises `ConfigError`."""
     cfg = read(run_dir)
-    known_keys, keys = {field.name for field in fields(RunConfig)}, set(map(str, cfg))
+    known_keys, keys = {field.name for field in fields(Config)} - {"node"}, set(map(str, cfg))
     if known_keys != keys:
         lacks, unknown = ", ".join(sorted(known_keys - keys)), ", ".join(sorted(keys - known_keys))
         differences = [f"lacks {lacks}"] * bool(lacks) + [f"has the unknown keys {unknown}"] * bool(unknown)

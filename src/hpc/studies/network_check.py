@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hpc.config import compose, conversion, preflight, sections
+from hpc.config import compose, layout
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.launch import bandwidth, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
@@ -26,7 +28,7 @@ TABLE_FILE = "network.txt"
 
 
 def run_network_check(
-    cfg: DictConfig, place: placement.Placement, *, signal_state: signals.SignalState, words: Sequence[str]
+    node: DictConfig, place: placement.Placement, *, signal_state: signals.SignalState, words: Sequence[str]
 ) -> None:
     """Check the config and measure; every rank calls this. Leave with exit code 1 if all ranks are told to stop.
 
@@ -34,7 +36,7 @@ def run_network_check(
         signal_state: the signals that this process received.
         words: the command line, which is kept beside the config.
     """
-    preflight.check_rules(cfg)
+    cfg = parse(node)
     reject_single_rank(cfg)
     is_frozen = command_line.resume_directory(words) is not None
     try:
@@ -47,7 +49,7 @@ def run_network_check(
 
 
 def _measure_and_write(
-    cfg: DictConfig,
+    cfg: Config,
     place: placement.Placement,
     *,
     signal_state: signals.SignalState,
@@ -72,9 +74,9 @@ def _measure_and_write(
     )  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     if start.claim:
-        frozen_config.create_or_replace(run_dir, cfg, words=words)
+        frozen_config.create_or_replace(run_dir, cfg.node, words=words)
         facts = {"launcher": place.launcher, "hosts": start.hosts, "world_size": place.world_size}
-        gpus = cfg.trainer.devices if sections.is_on_gpu(cfg) else 0
+        gpus = cfg.trainer.devices if layout.is_on_gpu(cfg) else 0
         attempt_log.record_start(run_dir, start.attempt, environ=os.environ, **facts, gpus_per_node=gpus)
     with watchdog.Watchdog(
         run_dir,
@@ -94,7 +96,7 @@ def _measure_and_write(
 
 
 def make_report(
-    cfg: DictConfig,
+    cfg: Config,
     hosts: list[str],
     *,
     points: Sequence[CollectiveTiming],
@@ -111,7 +113,7 @@ def make_report(
     per_node, date = cfg.trainer.devices, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     links = {scope: bandwidth.link_from_timings(points, scope, nodes=hosts, date=date) for scope in bandwidth.SCOPES}
     by_host = {comparison: dict(zip(hosts, times, strict=False)) for comparison, times in seconds.items()}
-    cluster = conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
+    cluster = cfg.cluster
     return {
         "cluster": cluster.name,
         "backend": _backend(cfg),
@@ -130,7 +132,7 @@ def make_report(
 
 
 def _measure(
-    cfg: DictConfig,
+    cfg: Config,
     place: placement.Placement,
     *,
     start: starting_point.AttemptStart,
@@ -144,7 +146,7 @@ def _measure(
     from hpc.launch import collectives
 
     _enable_nccl_logs(Path(cfg.run_dir) / "nccl")
-    device = torch.device("cuda", place.local_rank) if sections.is_on_gpu(cfg) else torch.device("cpu")
+    device = torch.device("cuda", place.local_rank) if layout.is_on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(cfg))
@@ -166,7 +168,7 @@ def _measure(
     return timings
 
 
-def _stop(cfg: DictConfig, start: starting_point.AttemptStart, why: str) -> NoReturn:
+def _stop(cfg: Config, start: starting_point.AttemptStart, why: str) -> NoReturn:
     """Note the end of the attempt on the rank that holds its claim, and raise `Stopped`."""
     if start.claim:
         attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
@@ -180,8 +182,8 @@ def _enable_nccl_logs(folder: Path) -> None:
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": file}
 
 
-def _backend(cfg: DictConfig) -> str:
-    return "nccl" if sections.is_on_gpu(cfg) else "gloo"
+def _backend(cfg: Config) -> str:
+    return "nccl" if layout.is_on_gpu(cfg) else "gloo"
 
 
 def _nccl_logs(run_dir: Path) -> dict[str, str]:

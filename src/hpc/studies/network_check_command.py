@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from hpc.config import command_parser, compose, preflight
+from hpc.config import arguments, command_parser, compose
 from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.run import command_line
 
 # The defaults differ from those of a training run: a check is short, and one that failed would fail again.
@@ -37,7 +39,7 @@ def with_defaults(overrides: Sequence[str]) -> list[str]:
     return [*words, f"data.global_batch_size={size}"]
 
 
-def reject_single_rank(cfg: DictConfig) -> None:
+def reject_single_rank(cfg: DictConfig | Config) -> None:
     """Raise `ConfigError` if there is only one rank."""
     if cfg.trainer.num_nodes * (cfg.trainer.devices or 2) == 1:
         rule = "must be at least 2 if trainer.num_nodes=1, because a network is measured between ranks"
@@ -60,7 +62,7 @@ def start_ranks(cfg: DictConfig, words: Sequence[str], *, program: str) -> None:
     if num_nodes > 1:
         rule = f"must be 1, as cluster={cfg.cluster.name} has no scheduler that could start ranks on other nodes"
         raise ConfigError("trainer.num_nodes", num_nodes, rule, "cluster=<one of --help>, or trainer.num_nodes=1")
-    preflight.check_config(cfg)
+    arguments.check_files(parse(cfg))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun

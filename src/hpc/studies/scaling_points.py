@@ -4,13 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.config import compose
-from hpc.config.errors import ConfigError, require_one_of
+from hpc.config.errors import ConfigError, raise_problems
+from hpc.config.layout import derive_layout
 from hpc.config.project import PROJECT
-from hpc.config.sections import derive_layout
+from hpc.config.sections import Config
+from hpc.config.value_rules import one_of
 from hpc.studies.scaling_file import PointSizes
 from hpc.submit import queue_run
 from hpc.system import home
@@ -44,7 +47,7 @@ class ScalingPoint:
     num_nodes: int
     folder: Path
     overrides: tuple[str, ...]
-    cfg: DictConfig
+    cfg: Config
 
     @property
     def name(self) -> str:
@@ -57,7 +60,7 @@ class ScalingPoint:
     @property
     def sizes(self) -> PointSizes:
         devices, batch = self.num_nodes * self.cfg.trainer.devices, derive_layout(self.cfg).global_batch_size
-        lr = OmegaConf.select(self.cfg, LR)
+        lr = OmegaConf.select(self.cfg.node, LR)
         return PointSizes(self.num_nodes, devices, batch, lr if isinstance(lr, int | float) else None)
 
 
@@ -75,7 +78,7 @@ def parse_study(words: Sequence[str]) -> ScalingStudy:
         raise ConfigError(rule_word, None, rule, f"leave lr= out, or {LR}=<a number> for all points")
     settings = {key: value for key, _, value in pairs}
     scaling = settings.get("scaling", "strong")
-    require_one_of("scaling", scaling, choices=["strong", "weak"])
+    raise_problems([one_of("scaling", scaling, ["strong", "weak"])])
     overrides = tuple("".join(pair) for pair in pairs if pair[0] not in SETTINGS)
     return ScalingStudy(_parse_nodes(settings.get("nodes")), scaling, settings.get("out"), overrides)
 
@@ -101,13 +104,13 @@ def compose_points(study: ScalingStudy, folder: Path, *, also: Sequence[int] = (
         overrides = (*DEFAULTS, *study.overrides, f"{NODES}={num_nodes}")
         if points and study.scaling == "weak":
             overrides += _grown_overrides(points[0], num_nodes)
-        cfg = compose.compose_overrides(overrides)
+        node = compose.compose_overrides(overrides)
         try:
-            queue_run.check_submission(cfg, overrides)
+            cfg = queue_run.check_submission(node, overrides)
         except ConfigError as error:
             fix = error.fix
             if error.key == BATCH and study.scaling == "strong" and error.rule.startswith("must be divisible"):
-                fix = _suggest_batch(cfg, all_nodes)
+                fix = _suggest_batch(node, all_nodes)
             raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, fix) from None
         _reject_unmeasured(cfg)
         if study.scaling == "strong" and cfg.data.get("global_batch_size") is None:
@@ -121,7 +124,7 @@ def compose_points(study: ScalingStudy, folder: Path, *, also: Sequence[int] = (
     return points
 
 
-def _suggest_batch(cfg: DictConfig, nodes: Sequence[int]) -> str:
+def _suggest_batch(cfg: Any, nodes: Sequence[int]) -> str:
     """Return the global batches next to that of the config which the devices of each point can share equally."""
     data_parallel = [num * cfg.trainer.devices // cfg.strategy.tensor_parallel_size for num in nodes]
     unit = math.lcm(*(size * cfg.trainer.accumulate_grad_batches for size in data_parallel))
@@ -144,13 +147,13 @@ def _grown_overrides(first: ScalingPoint, num_nodes: int) -> tuple[str, ...]:
     return (f"{BATCH}={batch // first.num_nodes * num_nodes}",)
 
 
-def _reject_unmeasured(cfg: DictConfig) -> None:
+def _reject_unmeasured(cfg: Config) -> None:
     """Raise `ConfigError` if a run would be too short for its rate to be measured, or would not measure it."""
     steps, window = cfg.trainer.max_steps, cfg.trainer.log_every_n_steps
     if steps < MIN_WINDOWS * window:
         rule = f"must be at least {MIN_WINDOWS * window}, which is {MIN_WINDOWS} windows of trainer.log_every_n_steps="
         raise ConfigError(STEPS, steps, f"{rule}{window}: the first one is warm-up", f"{STEPS}={MIN_WINDOWS * window}")
-    if not OmegaConf.select(cfg, "callbacks.throughput"):
+    if not OmegaConf.select(cfg.node, "callbacks.throughput"):
         rule = "must not be null, as it measures the rates that the study compares"
         raise ConfigError("callbacks.throughput", "null", rule, "leave callbacks.throughput=null out")
 

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError, first_line
+from hpc.config.sections import Config
 from hpc.run import directory
 from hpc.studies import search_space, sweep
 from hpc.submit.options import SAMPLERS
@@ -49,7 +50,7 @@ def compose_corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictCo
     return corners
 
 
-def make_search(words: Sequence[str], cfgs: Sequence[DictConfig], *, sampler: str, trials: int) -> Search:
+def make_search(words: Sequence[str], cfgs: Sequence[Config], *, sampler: str, trials: int) -> Search:
     """Return the search that a command line describes.
 
     Args:

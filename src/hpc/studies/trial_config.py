@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from hpc.config import compose, preflight, trust
+from hpc.config import arguments, compose, trust
+from hpc.config.parse import parse
 from hpc.run import frozen_config
 from hpc.studies import search
 
@@ -21,6 +22,6 @@ def draw(run_dir: Path) -> str:
     cfg = compose.compose_overrides(words)
     trust.reject_untrusted(cfg, run_dir)  # the overrides come from a file in the folder
     cfg.run_dir = str(run_dir)
-    preflight.check_config(cfg)
+    arguments.check_files(parse(cfg))
     frozen_config.create_or_replace(run_dir, cfg, words=words)
     return f"{run_dir.name}: {' '.join(words)}"

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.config import cluster_rules
 from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, make_printable
 from hpc.config.freezing import escape_quotes
+from hpc.config.sections import ClusterConfig, Config
 from hpc.jobs import job_states
 from hpc.jobs.job import Job
 
@@ -57,7 +58,7 @@ def find_submit_command(scheduler: str) -> str:
 
 def submit_job(
     script: Path,
-    cfg: DictConfig,
+    cfg: Config,
     *,
     job: Job,
     folder: Path,
@@ -107,7 +108,7 @@ def submit_job(
     return job_ids, commands[-1]
 
 
-def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
+def describe_ignored_variables(environ: Mapping[str, str], cluster: ClusterConfig) -> list[str]:
     """Return a note for each variable of this shell that would have changed the job, and the override that does.
 
     Sites tell people to set SBATCH_ACCOUNT and others in .bashrc. Here jobs follow from configs alone.
@@ -130,7 +131,7 @@ def submit_environ() -> dict[str, str]:
     }
 
 
-def _suggest_for_sbatch_variable(variable: str, value: str, cluster: DictConfig) -> str:
+def _suggest_for_sbatch_variable(variable: str, value: str, cluster: ClusterConfig) -> str:
     """Return how to give the job what a variable of sbatch asks for; "" if it has that already, or asks for nothing."""
     name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
     if name == variable or not value:
@@ -154,7 +155,7 @@ def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Pa
 
 
 def _call_submit_command(
-    script: Path, cfg: DictConfig, *, after: str | None, is_held: bool, wait: bool
+    script: Path, cfg: Config, *, after: str | None, is_held: bool, wait: bool
 ) -> tuple[str, subprocess.Popen[str]]:
     """Run sbatch or qsub, and return the job's id and the command.
 
@@ -195,14 +196,14 @@ def _call_submit_command(
     return job_id.split(";")[0], command
 
 
-def _suggest_fix(message: str, cfg: DictConfig) -> str:
+def _suggest_fix(message: str, cfg: Config) -> str:
     """Return what to type after a rejection: the keys that the scheduler's message is about, with their values."""
     if re.search("timed out|contact|connect|try again|temporar", message, re.IGNORECASE):
         return "the same again, in some minutes"
     if re.search("job submit limit|max_?(submit|queued|jobs)", message, re.IGNORECASE):
         return "the same again, when fewer of your jobs wait, or a smaller or shorter job"
     values = {
-        key: OmegaConf.select(cfg, key)
+        key: OmegaConf.select(cfg.node, key)
         for words, key in KEYS_OF_MESSAGES.items()
         if re.search(words, message, re.IGNORECASE)
     }

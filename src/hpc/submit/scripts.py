@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
 from hpc.config.project import HPC, LIBRARY
+from hpc.config.sections import Config
 from hpc.jobs import pbs, slurm
 from hpc.jobs.job import Job, job_from_config
 from hpc.jobs.print_bash import SOURCED_FILES
@@ -19,7 +18,7 @@ from hpc.system import files
 from hpc.system.files import write_atomically
 
 
-def make_job(cfg: DictConfig, **fields: Any) -> Job:
+def make_job(cfg: Config, **fields: Any) -> Job:
     """Return the job of a config, with this Python's environment and this working directory.
 
     Args:
@@ -31,12 +30,12 @@ def make_job(cfg: DictConfig, **fields: Any) -> Job:
     return job_from_config(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **fields)
 
 
-def render_script(job: Job, cfg: DictConfig) -> str:
+def render_script(job: Job, cfg: Config) -> str:
     """Return the script for sbatch or qsub."""
     return pbs.render_job_script(job) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(job)
 
 
-def write_scripts(job: Job, cfg: DictConfig, *, folder: Path) -> None:
+def write_scripts(job: Job, cfg: Config, *, folder: Path) -> None:
     """Write job.sh."""
     write_atomically(folder / "job.sh", render_script(job, cfg))
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
-from omegaconf import DictConfig
-
 from hpc.config import walltime
+from hpc.config.sections import Config
 from hpc.submit import scheduler
 from hpc.submit.impossible_job import reject_impossible_job
 from hpc.submit.options import SubmitOptions
@@ -15,7 +14,7 @@ from hpc.submit.scripts import make_job
 
 
 def submit_and_report(
-    cfg: DictConfig,
+    cfg: Config,
     folder: Path,
     *,
     options: SubmitOptions,

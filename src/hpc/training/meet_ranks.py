@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError, RunFinished
+from hpc.config.sections import Config
 from hpc.launch import meeting, placement
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
@@ -19,7 +18,7 @@ CHECKPOINT_READ_SECONDS = 1800  # that ranks may take to look through the files 
 
 
 def begin_attempt(
-    cfg: DictConfig, place: Placement, *, new_run_dir: Path, is_frozen: bool, environ: MutableMapping[str, str]
+    cfg: Config, place: Placement, *, new_run_dir: Path, is_frozen: bool, environ: MutableMapping[str, str]
 ) -> AttemptStart:
     """Bring the ranks together, reject what differs between them, make one run directory for all, and claim it.
 
@@ -68,7 +67,7 @@ def begin_attempt(
     )
 
 
-def _open_local_store(cfg: DictConfig, *, is_child: bool, environ: MutableMapping[str, str]) -> Any:
+def _open_local_store(cfg: Config, *, is_child: bool, environ: MutableMapping[str, str]) -> Any:
     """Return the store of ranks that Lightning starts on this machine; None for one process alone.
 
     The process that starts the others serves it. Lightning itself would look for a free port, and hope that it is
@@ -83,7 +82,7 @@ def _open_local_store(cfg: DictConfig, *, is_child: bool, environ: MutableMappin
 
 
 def _make_or_check_run_dir(
-    cfg: DictConfig, place: Placement, *, is_first: bool, is_chosen: bool, environ: Mapping[str, str]
+    cfg: Config, place: Placement, *, is_first: bool, is_chosen: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Make the run directory on rank 0 in the first round; in the second, check on each other node that it can write.
 
@@ -101,7 +100,7 @@ def _make_or_check_run_dir(
     return answer | {"run_dir": cfg.run_dir}
 
 
-def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
+def _make_run_dir(cfg: Config, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
     """Make the run directory if it is missing, and return its path. Raises `ConfigError` if it cannot be used."""
     if not is_chosen:
         restarts.reject_unnamed_restart(path, environ)
@@ -110,6 +109,7 @@ def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapp
     if not (path / "config.yaml").exists():
         directory.reject_foreign_files(path, directory.TRAINING_FILES)
     directory.create_run_dir(path)
-    restarts.reject_finished(path, cfg)
-    frozen_config.reject_changed_training(path, cfg)  # before there is an attempt, whose failure would be the run's
+    restarts.reject_finished(path, cfg.node)
+    # Before there is an attempt, whose failure would be the run's.
+    frozen_config.reject_changed_training(path, cfg.node)
     return path

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import Optimizer
 
 from hpc.config.errors import ConfigError
-from hpc.config.section_rules import SKIPPING_NEEDS_FUSED
+from hpc.config.rules import SKIPPING_NEEDS_FUSED
 from hpc.logging.gradient_norm import deepspeed_norm
 from hpc.state.holder_fields import GRADIENT_NORM, SKIPS_NOT_FINITE
 

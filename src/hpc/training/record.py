@@ -10,12 +10,12 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import compose
 from hpc.config.errors import make_printable
 from hpc.config.project import LIBRARY, PROJECT
+from hpc.config.sections import Config
 from hpc.logging import loggers, positions
 from hpc.run import attempt_log, changes, frozen_config, snapshot
 from hpc.system import files
@@ -40,12 +40,12 @@ def begin_attempt_logs(run: Attempt, loggers_by_name: Mapping[str, Logger], *, w
     foreign = starts[0].get("logs", {}) if starts else positions.read_positions(run_dir, run_loggers, writers=writers)
     if (run_dir / "config.yaml").exists() and cfg.task == "train":
         changes.grant_permission(run_dir, cfg.resume_allow)
-        run.keep_config = frozen_config.prepare_change(run_dir, cfg, words=words)
+        run.keep_config = frozen_config.prepare_change(run_dir, cfg.node, words=words)
     else:
         if not (run_dir / "config.yaml").exists() and PROJECT.parent.resolve() != run_dir.resolve():
             # Otherwise this is the run's copy of the code, and whoever made it did so.
             snapshot.write_provenance(run_dir)
-        frozen_config.create_or_replace(run_dir, cfg, words=words)
+        frozen_config.create_or_replace(run_dir, cfg.node, words=words)
     code = files.source_checksum(PROJECT, LIBRARY)
     _note_other_code(run_dir, code, earlier_code=starts[-1].get("code") if starts else None)
     kept = _positions_at(cfg, checkpoint, words=words) if checkpoint else foreign
@@ -89,7 +89,7 @@ def _note_other_code(run_dir: Path, code: str, *, earlier_code: object) -> None:
         print(make_printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
-def _positions_at(cfg: DictConfig, checkpoint: Checkpoint, *, words: Sequence[str]) -> Mapping[str, int]:
+def _positions_at(cfg: Config, checkpoint: Checkpoint, *, words: Sequence[str]) -> Mapping[str, int]:
     """Return how far the logs had come at a checkpoint, or at the end of training if no step is left after it.
 
     Args:

@@ -15,6 +15,7 @@ from test_job import NEEDS, Node, composed, node  # noqa: F401 - a fixture
 from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
 
 from hpc.config import project
+from hpc.config.parse import parse
 from hpc.jobs import job, pbs, slurm
 from hpc.jobs.print_bash import SOURCED_FILES
 
@@ -33,11 +34,11 @@ def scripts(name: str) -> dict[str, str]:
     """Render all scripts of a cluster: for a run, for a member of a search, for submission by hand."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
-    run = job.job_from_config(composed(*words), **places)
+    run = job.job_from_config(parse(composed(*words)), **places)
     search = replace(
         run, run_dir=None, members_file=WORK / "runs/s/members", num_members=9, at_once=2, is_search_trial=True
     )
-    works = {"run": run, "search": search, "by hand": job.job_from_config(composed(*words), words)}
+    works = {"run": run, "search": search, "by hand": job.job_from_config(parse(composed(*words)), words)}
     render = slurm.render_job_script if SCHEDULERS[name] == "slurm" else pbs.render_job_script
     return {kind: render(work) for kind, work in works.items()}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc.config import compose, conversion, project, sections
+from hpc.config import compose, project, section_parser, sections
 from hpc.launch import bandwidth, measured_links, nccl_log
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import Link, MeasuredLinks
@@ -133,7 +133,7 @@ def test_the_table_fits_and_has_every_number() -> None:
 
 def cluster(**facts: Any) -> sections.ClusterConfig:
     cfg = compose.compose_overrides([f"cluster.{key}={value}" for key, value in facts.items()], personal=False)
-    return conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
+    return section_parser.read_section("cluster", cfg.cluster)
 
 
 def test_the_nominal_figures_are_those_of_a_gpu_and_of_a_node() -> None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from hpc.checkpoint.on_disk import Checkpoint
-from hpc.config import compose
+from hpc.config import compose, parse
 from hpc.config.errors import ConfigError
 from hpc.logging import hyperparameters, loggers, positions
 from hpc.training import skipped_samples
@@ -64,7 +64,7 @@ class Elsewhere(Logger):
 
 
 def test_any_logger_gets_the_config() -> None:
-    logger, cfg = Elsewhere(), compose.compose_overrides(["seed=7"])
+    logger, cfg = Elsewhere(), parse.parse(compose.compose_overrides(["seed=7"]))
     hyperparameters.log_config(SimpleNamespace(loggers=[logger]), cfg, attempt=2)  # type: ignore[arg-type]
     assert logger.params and (logger.params["seed"], logger.params["trainer"]["precision"]) == (7, "32-true")
 

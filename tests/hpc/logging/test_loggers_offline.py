@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from omegaconf import DictConfig, OmegaConf, open_dict
 from wandb_server import upload
 
-from hpc.config import compose, preflight, section_rules
+from hpc.config import compose, parse
 from hpc.config.build import build
 from hpc.config.errors import ConfigError
 from hpc.logging import hyperparameters, loggers
@@ -237,10 +237,10 @@ def test_a_missing_package_is_told_with_the_line_that_installs_it(
     choice: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = compose.compose_overrides([f"logger=[tensorboard,{choice}]", "run_dir=/runs/x"])
-    section_rules.check_loggers(cfg)
+    parse.parse(cfg)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"not installed: {module}") as raised:
-        section_rules.check_loggers(cfg)
+        parse.parse(cfg)
     assert f"python -m pip install -c constraints.txt {choice}" in str(raised.value)
 
 
@@ -257,7 +257,7 @@ def test_a_class_of_an_earlier_version_is_answered_by_what_to_write(key: str, fo
     with open_dict(cfg):
         OmegaConf.update(cfg, f"{key}._target_", f"hpc.{former}")
     with pytest.raises(ConfigError, match="one of earlier versions") as raised:
-        preflight.check_rules(cfg)
+        parse.parse(cfg)
     assert fix in str(raised.value)
 
 

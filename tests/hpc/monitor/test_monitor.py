@@ -156,11 +156,11 @@ def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -
 
 @pytest.mark.parametrize("seconds", ["0", "0.5", "-1", ".inf", ".nan", "often"])
 def test_every_seconds_must_be_a_number_of_seconds(seconds: str) -> None:
-    from hpc.config import compose, preflight
+    from hpc.config import arguments, compose, parse
 
     cfg = compose.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
     with pytest.raises(ConfigError, match=r"callbacks\.monitor\.every_seconds"):
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
 
 
 def test_a_process_knows_when_it_started() -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from hpc.config import compose, preflight
+from hpc.config import compose, parse
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import hardware
@@ -41,7 +41,7 @@ MODELS = {
 
 def composed(*words: str):
     cfg = compose.compose_overrides(words, personal=False)
-    preflight.check_rules(cfg)
+    parse.parse(cfg)
     return cfg
 
 

@@ -12,7 +12,7 @@ from fork import PACKAGE
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as collectives
 
-from hpc.config import compose, preflight
+from hpc.config import arguments, compose, parse
 from hpc.plan import trace_cache, tracer
 from hpc.plan.measured_step import NotTraceable, _tensor_parallel_mesh
 from hpc.plan.meter import Meter
@@ -168,8 +168,9 @@ def asked(tmp_path, monkeypatch):
     """Return a config and its setup, with a separate cache."""
     monkeypatch.setattr(trace_cache, "CACHE", tmp_path / "traces")
     cfg = compose.compose_overrides(["model=gpt_tiny", "data=stdlib"])
-    preflight.check_config(cfg)
-    return cfg, setup_from_config(cfg)
+    parsed = parse.parse(cfg)
+    arguments.check_files(parsed)
+    return parsed, setup_from_config(parsed)
 
 
 @pytest.mark.slow

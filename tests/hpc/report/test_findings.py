@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hpc.config import compose, preflight
-from hpc.config.sections import Layout, derive_layout
+from hpc.config import compose, parse
+from hpc.config.layout import Layout, derive_layout
 from hpc.report.endings import Ending, explain_ending
 from hpc.report.findings import list_findings
 from hpc.report.run_statistics import RunStatistics
@@ -107,7 +107,7 @@ def test_what_to_try(words: list[str], numbers: dict[str, Any], expected: str, o
     if override:  # the override can be typed, and the run submitted
         changed = compose.compose_overrides([*words, *override.split()], personal=False)
         if override != "trainer=gpu":  # on another machine
-            preflight.check_rules(changed)
+            parse.parse(changed)
         is_doubled = layout(words).global_batch_size != layout([*words, *override.split()]).global_batch_size
         assert is_doubled == ("the global batch doubles" in sentence)
     assert len(more) <= 2
@@ -196,7 +196,7 @@ def test_after_a_full_gpu_the_same_global_batch_is_computed_in_smaller_pieces(
     before, after = layout(words), layout([*words, *first.split()])
     assert (after.global_batch_size, after.world_size) == (before.global_batch_size, before.world_size)
     assert after.micro_batch_size < before.micro_batch_size
-    preflight.check_rules(compose.compose_overrides([*words, *first.split()], personal=False))
+    parse.parse(compose.compose_overrides([*words, *first.split()], personal=False))
     # The converse: the memory is not used, so the pieces may be as large as before.
     (sentence, *_) = list_findings(make_statistics(**LEFT), config([*words, *first.split()]))
     (back,) = re.findall("`(.+?)`", sentence)

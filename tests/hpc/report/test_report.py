@@ -17,7 +17,7 @@ from fork import PROJECT
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from hpc.config import compose, errors
+from hpc.config import compose, errors, parse
 from hpc.jobs import job, job_states
 from hpc.report import run_table
 from hpc.run import attempt_log, causes, history, last_seen
@@ -54,7 +54,8 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def work() -> job.Job:
-    return job.job_from_config(compose.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"]))
+    node = compose.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"])
+    return job.job_from_config(parse.parse(node))
 
 
 def stub(commands: Path, name: str, body: str) -> None:

@@ -15,9 +15,8 @@ from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 from test_startup import COMPOSING, PROBE, libraries
 
-import hpc.configs
+from hpc.config import arguments, defaults, parse, personal_clusters, project
 from hpc.config import compose as config_compose
-from hpc.config import personal_clusters, preflight, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import command_line, frozen_config
@@ -32,7 +31,7 @@ def started(run_dir: Path, *words: str) -> Path:
     """Return a run directory as the first attempt leaves it."""
     cfg = config_compose.compose_overrides(words)
     cfg.run_dir = str(run_dir)
-    preflight.check_config(cfg)
+    arguments.check_files(parse.parse(cfg))
     run_dir.mkdir()
     frozen_config.create_or_replace(run_dir, cfg, words=words)
     return run_dir
@@ -41,7 +40,7 @@ def started(run_dir: Path, *words: str) -> Path:
 def compose(run_dir: Path, *words: str):
     """Compose the config of a resumed run as every rank does, and check the rules."""
     cfg = command_line.compose(None, [f"resume={run_dir}", *words])
-    preflight.check_rules(cfg)
+    parse.parse(cfg)
     return cfg
 
 
@@ -111,7 +110,7 @@ def test_a_run_moves(words: list[str], lines: list[str], run: Path) -> None:
 
 def test_to_another_strategy_and_cluster(run: Path) -> None:
     cfg = compose(run, "strategy=fsdp", "cluster=pbs", "trainer.num_nodes=1")
-    preflight.check_job(cfg)
+    parse.parse(cfg, for_job=True)
     assert (cfg.strategy.name, cfg.cluster.scheduler) == ("fsdp", "pbs")
     assert cfg.trainer.strategy.data_parallel_size == 4
     assert "trainer.strategy.gradient_as_bucket_view: true -> (nothing)" in frozen_config.list_changes(run, cfg)
@@ -228,12 +227,12 @@ def test_neither_does_one_that_no_longer_follows_the_machine(configs: Path, tmp_
 
 def test_the_runs_own_configs_are_composed(run: Path, configs: Path) -> None:
     shutil.copytree(configs, run / "code" / "configs")
-    shutil.copytree(Path(hpc.configs.__file__).parent, run / "code" / "src" / "hpc" / "configs")
+    defaults.write(run / "code" / "configs")
     edit(configs / "model" / "base.yaml", "lr: 0.003", "lr: 0.004")
     own_cluster(configs, "slurm", "cores_per_gpu: 8", "cores_per_gpu: 9")
     assert frozen_config.list_changes(run, compose(run, "trainer.num_nodes=2")) == ["trainer.num_nodes: 4 -> 2"]
     own_cluster(run / "code" / "configs", "slurm", "cores_per_gpu: 8", "cores_per_gpu: 7")
-    edit(run / "code" / "src/hpc/configs/cluster/base.yaml", "rendezvous_seconds: 300", "rendezvous_seconds: 301")
+    edit(run / "code" / "configs/cluster/base.yaml", "rendezvous_seconds: 300", "rendezvous_seconds: 301")
     cluster = compose(run, "trainer.num_nodes=2").cluster
     assert (cluster.cores_per_gpu, cluster.rendezvous_seconds) == (7, 301)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc.config import compose, errors, freezing
+from hpc.config import compose, errors, freezing, parse
 from hpc.launch.placement import read_placement
 from hpc.run import attempt_log, command_line, directory
 from hpc.training import meet_ranks
@@ -39,7 +39,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         forget()
         os.environ.update(environ)
-        cfg, here = compose.compose_overrides(words), read_placement(os.environ)
+        cfg, here = parse.parse(compose.compose_overrides(words)), read_placement(os.environ)
         fresh = directory.choose_run_dir(
             cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=here.step or "0"
         )
@@ -47,7 +47,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         run_dir = Path(cfg.run_dir)
         assert beginning.claim
         if not (run_dir / "config.yaml").exists():
-            (run_dir / "config.yaml").write_text(freezing.to_frozen_yaml(cfg))
+            (run_dir / "config.yaml").write_text(freezing.to_frozen_yaml(cfg.node))
             (run_dir / "overrides.json").write_text(json.dumps(words))
         attempt_log.record_start(run_dir, beginning.attempt, environ=os.environ)
         attempt_log.record_end(run_dir, beginning.claim, attempt=beginning.attempt, step=0, outcome=outcome)

@@ -12,7 +12,7 @@ import pytest
 import typed_fixes
 from fork import ENVIRON, PROJECT
 
-from hpc.config import compose, sections
+from hpc.config import compose, layout
 from hpc.config.errors import ConfigError
 from hpc.run import attempt_log, frozen_config
 from hpc.studies import scaling_file, scaling_points, scaling_study
@@ -47,12 +47,12 @@ def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
     for cfg in cfgs:
         assert (cfg.data.global_batch_size, cfg.model.optimizer.lr, cfg.model.warmup_steps) == (64, 0.003, 20)
         assert (cfg.trainer.max_steps, cfg.trainer.max_epochs) == (200, -1)
-    assert [sections.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16, 8, 4]
+    assert [layout.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16, 8, 4]
 
 
 def test_weak_scaling_keeps_the_samples_per_device_and_the_rate() -> None:
     cfgs = [point.cfg for point in points("nodes=1,4,16", "scaling=weak", "model.optimizer.lr=0.1")]
-    assert [sections.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
+    assert [layout.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
     assert [cfg.data.global_batch_size for cfg in cfgs] == [64, 256, 1024]
     assert {cfg.model.optimizer.lr for cfg in cfgs} == {0.1}, "a study compares speed"
     assert {cfg.model.warmup_steps for cfg in cfgs} == {20}, "nobody asked for another warm-up"
@@ -61,7 +61,7 @@ def test_weak_scaling_keeps_the_samples_per_device_and_the_rate() -> None:
 def test_weak_scaling_with_batches_of_a_device_needs_no_global_batch() -> None:
     by_device = ["data.global_batch_size=null", "data.batch_size=8"]
     cfgs = [point.cfg for point in points("nodes=1,2", "scaling=weak", *by_device)]
-    assert [sections.derive_layout(cfg).global_batch_size for cfg in cfgs] == [32, 64]
+    assert [layout.derive_layout(cfg).global_batch_size for cfg in cfgs] == [32, 64]
 
 
 def test_the_overrides_of_a_point_give_its_config() -> None:
