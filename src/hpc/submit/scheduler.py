@@ -137,7 +137,7 @@ def _suggest_for_sbatch_variable(variable: str, value: str, cluster: ClusterConf
     if name == variable or not value:
         return ""
     if key := KEYS_OF_SBATCH_VARIABLES.get(name):
-        return f"the job gets it by cluster.{key}={value}" if value != cluster.get(key) else ""
+        return f"the job gets it by cluster.{key}={value}" if value != getattr(cluster, key) else ""
     option = f"--{OPTIONS_OF_SBATCH_VARIABLES.get(name) or name.lower().replace('_', '-')}={value}"
     if key_of_option := cluster_rules.key_of_option(option, "slurm"):
         return f"{key_of_option} sets that"

@@ -255,7 +255,7 @@ def test_other_programs_than_train_let_another_process_import(
     imported: list[str], write_sources: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signatures, "is_training", False)
-    assert set(read_signature("fractions.Fraction").parameters) == {"numerator", "denominator"}
+    assert {"numerator", "denominator"} <= set(read_signature("fractions.Fraction").parameters)
     with pytest.raises(ConfigError, match=r"The class cannot be imported: .*has no attribute"):
         read_signature("fractions.Nothing")
     assert imported == []
