@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from hpc.data.even_batches import EvenBatches
-from hpc.data.noted_batches import index_sampler
-from hpc.data.sampler import EvalBatchSampler
+from hpc.data.sample_order import ARRAYS, EpochIndices, SampleOrder, index_sampler
 
 
 class PendingBatches(Sampler[Any]):
@@ -66,8 +65,8 @@ def sample_indices(loader: Any, batch_idx: int) -> list[int] | None:
     sampler = index_sampler(loader)
     if isinstance(sampler, PendingBatches):
         return _indices(sampler.batches[batch_idx])
-    if isinstance(sampler, EvalBatchSampler):
-        return list(sampler.parts[batch_idx])
+    if isinstance(sampler, SampleOrder) and sampler.gives == ARRAYS:
+        return list(sampler.parts[batch_idx])  # type: ignore[index]  # in the order of the dataset
     seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)  # Lightning's wrapper has it
     return _indices(seen[batch_idx]) if seen else None
 
@@ -139,6 +138,11 @@ def _without_done(batch: Any, is_done: np.ndarray) -> Any:
         return batch if pending else None
     if isinstance(batch, tuple) and isinstance(batch[-1], np.ndarray):
         return (*batch[:-1], np.array(pending))
+    if isinstance(batch, EpochIndices):
+        places = dict(zip(indices, batch.places, strict=True))
+        rest = EpochIndices(pending)
+        rest.epoch, rest.places = batch.epoch, [places[number] for number in pending]
+        return rest
     return pending
 
 
