@@ -179,7 +179,7 @@ def test_a_later_attempt_goes_on_in_the_same_run(tmp_path: Path, capsys: pytest.
         starts.append({"logger_ids": loggers.start_ids(run_loggers)})
         loggers.tolerate_failures([*run_loggers.values()])
         cfg.trainer.max_steps = attempt  # MLflow itself raises for a value that has changed
-        hyperparameters.log_config(_trainer(run_loggers), cfg, attempt=attempt)
+        hyperparameters.log_config(_trainer(run_loggers), parse.parse(cfg), attempt=attempt)
         for logger in run_loggers.values():
             logger.log_metrics({"step/loss": float(attempt)}, attempt)
             logger.finalize("success")

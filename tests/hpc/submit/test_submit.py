@@ -215,7 +215,7 @@ def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
         written = [folder / f"job-17_{number}.log" for number in range(len(members))]
         if cluster == "pbs":
             written = [Path(member) / "job-17.log" for member in members]
-            assert "\nrun_array_job " in (folder / "job.sh").read_text()
+            assert "\nbegin_array_run " in (folder / "job.sh").read_text()
             assert '>>"$run_dir/job-$id.log"' in (folder / "code/src/hpc/jobs/pbs.bash").read_text()
         else:
             assert f'--output="{folder}/job-%A_%a.log"' in (folder / "job.sh").read_text()
