@@ -61,7 +61,7 @@ def test_a_whole_copy_comes_first(project: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("mine\n"), done.stderr
 
 
-LEFT = [["run/stacks.py"], ["jobs/slurm.bash"], ["configs/trainer/base.yaml"], ["__init__.py"]]
+LEFT = [["run/stacks.py"], ["jobs/slurm.bash"], ["jobs/hardware.yaml"], ["__init__.py"]]
 
 
 @pytest.mark.parametrize("left", [*LEFT, ["__init__.py", "run/__init__.py", "run/interpreter.py"]])
