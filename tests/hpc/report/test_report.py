@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from desk import qstat
@@ -91,7 +93,8 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
     (folder / "job.sh").write_text("#!/bin/bash\n")
     stub(commands, scheduler.SUBMIT_COMMAND[to], answer)
     try:
-        cfg = OmegaConf.create({"cluster": {"name": "here", "scheduler": to}})
+        node = OmegaConf.create({"cluster": {"name": "here", "scheduler": to}})
+        cfg: Any = SimpleNamespace(cluster=node.cluster, node=node)
         scheduler.submit_job(folder / "job.sh", cfg, job=work, folder=folder)
     finally:
         (commands / scheduler.SUBMIT_COMMAND[to]).unlink()
