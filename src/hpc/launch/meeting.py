@@ -25,7 +25,8 @@ GRACE_SECONDS = 10  # that ranks wait for a common answer, in addition to the li
 def open_store(place: Placement, environ: MutableMapping[str, str], *, timeout_seconds: float) -> Any:
     """Return a key-value store that all ranks reach, served by rank 0 at MASTER_PORT as long as it lives.
 
-    A job script draws the port anew for each start. Where no script has, the ranks derive it from their launch.
+    A job script draws the port anew for each start. Where no script has, the ranks derive it from their launch; the
+    system chooses that of a single rank, which meets nobody.
 
     Raises:
         StartFailed: the port is taken, by another launch or program.
@@ -35,7 +36,8 @@ def open_store(place: Placement, environ: MutableMapping[str, str], *, timeout_s
 
     end = time.monotonic() + timeout_seconds
     key = launch_key(place, environ)
-    host, port = environ["MASTER_ADDR"], _parse_port(environ.get("MASTER_PORT")) or derive_port(key)
+    host, port = environ["MASTER_ADDR"], _parse_port(environ.get("MASTER_PORT"))
+    port = port or (derive_port(key) if place.world_size > 1 else 0)
     environ["MASTER_PORT"] = str(port)
     is_server = place.rank == 0 and place.launcher != "torchrun"  # whose agent serves a store for its ranks
     try:

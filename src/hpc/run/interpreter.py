@@ -9,7 +9,7 @@ from importlib.util import find_spec
 OLDEST = (3, 11)  # as pyproject.toml
 PACKAGES = ("omegaconf", "hydra", "torch", "lightning")  # which the programs import
 INTERFACE = 1  # raise it when a project's programs must call the library differently
-NEEDED_FILES = ("__init__.py", "jobs/slurm.bash", "jobs/pbs.bash")
+NEEDED_FILES = ("__init__.py", *(f"jobs/{name}.bash" for name in ("job", "slurm", "pbs", "pbs_successor")))
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 

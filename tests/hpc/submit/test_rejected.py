@@ -69,6 +69,7 @@ def interrupt(desk: Desk, words: Sequence[str]) -> int:
     """Type a command and, once the scheduler's command runs, Ctrl-C. Return the exit code."""
     calls = sum(len(desk.noted(f"{name}.argv")) for name in ("sbatch", "qsub"))
     if (child := os.fork()) == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
         try:
             os._exit(desk.type(*words))
         except KeyboardInterrupt:
