@@ -66,8 +66,11 @@ def learn(targets: Iterable[str]) -> None:
             _known[target] = Signature(**entry["signature"])
     if not (missing := [target for target in unknown if target not in _known]):
         return
-    from hpc.config import signature_reader  # only here: what is remembered needs no reader
+    from hpc.config import signature_reader, versions  # only here: what is remembered needs neither
 
+    if versions.unsupported_packages():  # their import may fail; all ranks, or submit.py, reject them by a sentence
+        _known.update(dict.fromkeys(missing, Signature({}, [], accepts_any=True)))
+        return
     answers = signature_reader.read(missing) if is_training else _ask_reader(missing)
     for target, answer in answers.items():
         if "error" in answer:

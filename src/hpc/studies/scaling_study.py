@@ -36,7 +36,7 @@ def run_study(words: Sequence[str], *, dry_run: bool = False) -> int:
     asked = [point for point in points if point.num_nodes in study.nodes]
     if dry_run:
         print("\n".join(f"{point.name}: {_format_sizes(point)}" for point in asked), flush=True)
-        queue_run.submit_run(asked[0].cfg, asked[0].overrides, options=SubmitOptions(dry_run=True))
+        queue_run.submit_run(asked[0].cfg.node, asked[0].overrides, options=SubmitOptions(dry_run=True))
         return 0
     try:
         for point in asked:
@@ -53,7 +53,7 @@ def run_study(words: Sequence[str], *, dry_run: bool = False) -> int:
 def reject_other_study(points: Sequence[ScalingPoint]) -> None:
     """Raise `ConfigError` if the run directory of a point holds a run of another config."""
     for point in points:
-        lines = frozen_config.list_changes(point.run_dir, point.cfg) if _has_run(point) else []
+        lines = frozen_config.list_changes(point.run_dir, point.cfg.node) if _has_run(point) else []
         changes = [line for line in lines if _is_compared(line.partition(":")[0])]
         if changes:
             rule = f"must be empty or hold this study, but {point.name} was submitted with another config"
@@ -73,7 +73,7 @@ def _submit(point: ScalingPoint) -> None:
         return
     print(f"{point.name}:", flush=True)
     try:
-        queue_run.submit_run(point.cfg, point.overrides, options=SubmitOptions())
+        queue_run.submit_run(point.cfg.node, point.overrides, options=SubmitOptions())
     except ConfigError as error:
         if error.key != "run_dir":  # the study has set it, from out=
             raise

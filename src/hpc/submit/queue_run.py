@@ -18,7 +18,6 @@ from hpc.run import directory, frozen_config, snapshot
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_scripts
-from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
 
 def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions, program: str = "train.py") -> Path:
@@ -34,6 +33,8 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
     if options.dry_run:
         print(render_script(job, cfg), end="")
         return run_dir
+    from hpc.submit.submission import exit_if_job_failed, submit_and_report  # only here: a dry run does not need it
+
     prepare_submission(cfg, project.PROJECT, wait=options.wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)

@@ -66,7 +66,7 @@ def test_the_run_stops(strategy: str, start: Callable, tmp_path: Path) -> None:
     assert verdict(run_dir) == f"attempt 1\nstep 10\noutcome failed\nwhy {why}\n"
     assert checkpoints(run_dir) == [5]
     (run_dir / "log-1.out").write_text("srun: error: node1: task 1: Exited with exit code 1\n")
-    row = run_table.query_row(history.read_run(run_dir, "run"))
+    ((row,), _) = run_table.query_rows([history.read_run(run_dir, "run")])
     assert row.state == "failed" and row.note == why
 
 

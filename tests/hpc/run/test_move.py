@@ -405,12 +405,12 @@ def test_submit_moves(moving: Desk) -> None:
     assert "--nodes=4\n" in before and "--time=01:00:00\n" in before
     words = ["trainer.num_nodes=2", "cluster.time=4:00:00"]
     assert moving.type("resume=mine", *words, "--dry-run") == 0
-    assert moving.err.splitlines() == ["trainer.num_nodes: 4 -> 2", "cluster.time: 1:00:00 -> 4:00:00"]
+    assert sorted(moving.err.splitlines()) == ["cluster.time: 1:00:00 -> 4:00:00", "trainer.num_nodes: 4 -> 2"]
     dry = moving.out
     assert Path("mine/job.sh").read_text() == before
     os.umask(0o077)
     assert moving.type("resume=mine", *words) == 0
-    assert moving.err.splitlines() == ["trainer.num_nodes: 4 -> 2", "cluster.time: 1:00:00 -> 4:00:00"]
+    assert sorted(moving.err.splitlines()) == ["cluster.time: 1:00:00 -> 4:00:00", "trainer.num_nodes: 4 -> 2"]
     assert "asks for at most 2 nodes x 4 tasks, 04:00:00: 32 GPU-hours" in moving.out
     script = Path("mine/job.sh").read_text()
     assert script == dry == moving.noted("sbatch.script")

@@ -158,7 +158,7 @@ def tried(words, number):
         said = {"sentence": str(error)}
     except BaseException:
         said = {"raised": traceback.format_exc()[-3000:]}
-    for key in (directory.RUN_DIR_VARIABLE, starting_point.BEGUN_VARIABLE):
+    for key in (directory.RUN_DIR_VARIABLE, starting_point.BEGUN_VARIABLE, "MASTER_PORT"):  # the next takes another
         os.environ.pop(key, None)
     return said
 
