@@ -131,7 +131,7 @@ def test_without_scripts_a_chart_is_told_in_words(page: Path, tab: Tab) -> None:
     tab.show(page.as_uri(), PHONE)
     tab.call("Emulation.setScriptExecutionDisabled", value=False)
     words = tab.evaluate("document.querySelector('figure > div').innerText")
-    assert words.startswith("loss: ") and "train/loss from" in words
+    assert words.startswith("loss: ") and "step/loss from" in words
 
 
 def test_only_the_page_s_own_scripts_are_executed(page: Path, tab: Tab, tmp_path: Path) -> None:

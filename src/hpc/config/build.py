@@ -36,7 +36,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         raise
 
 
-def build_data(cfg: Config) -> Any:
+def build_data(cfg: Config | DictConfig) -> Any:
     """Build the section `data`, with the batch size under the name that its class takes; None for data=none."""
     if cfg.data.get("_target_") is None:
         return None

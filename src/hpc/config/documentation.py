@@ -85,9 +85,8 @@ def reference_page() -> str:
 
 
 def _as_text(entry: KeyHelp) -> str:
-    indent = {"initial_indent": "    ", "subsequent_indent": "    "}
-    lines = [f"{entry.key}={entry.default}  ({entry.type})", *textwrap.wrap(entry.comment, 100, **indent)]
-    return "\n".join(lines)
+    meaning = textwrap.indent(textwrap.fill(entry.comment, 96), "    ")
+    return "\n".join([f"{entry.key}={entry.default}  ({entry.type})", *filter(None, [meaning])])
 
 
 def _in_table(text: str) -> str:

@@ -50,9 +50,10 @@ def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -
         sections |= {name: section} if section is not None else {}
     values, errors = section_parser.read_values(Config, node, name="")
     problems += [*errors, *section_parser.unknown_keys(Config, node, name="")]
+    cfg: Any = None
     empty = dict.fromkeys(section_parser.SECTIONS)
     try:
-        cfg: Config = Config(**values, **{**empty, **sections}, node=node)  # type: ignore[arg-type]
+        cfg = Config(**values, **{**empty, **sections}, node=node)  # type: ignore[arg-type]
     except ConfigError as error:
         problems.append(error)
     problems += _broken_rules(values | sections, _keys_of(problems), needs_data=needs_data)

@@ -183,7 +183,7 @@ def deepspeed_can_train_this(strategy: StrategyConfig, trainer: TrainerConfig) -
 def a_network_is_made_for_the_data(model: DictConfig, data: DictConfig) -> Problems:
     """Compare the sizes that both sections give under the same name."""
     network = OmegaConf.select(model, "network", default=None)
-    for key in network if isinstance(network, DictConfig) else ():
+    for key in map(str, network) if isinstance(network, DictConfig) else ():
         size, data_size = (OmegaConf.select(node, key, default=None) for node in (network, data))
         if is_known_number(size) and is_known_number(data_size) and 0 < size < data_size:
             rule = f"must be at least data.{key} ({data_size}), the size of the samples that the network gets"

@@ -28,7 +28,7 @@ IN_BASH = ("cluster.container", "cluster.node_local", "cluster.env")
 
 def parse_section(name: str, node: Any) -> tuple[Any, list[ConfigError]]:
     """Return the dataclass of a section, None if something in it is wrong, and all its errors."""
-    schema = SECTIONS[name]
+    schema, section = SECTIONS[name], None
     if not isinstance(node, DictConfig):
         return None, [ConfigError(name, node, "must be a group of keys", f"the command without {name}=")]
     values, problems = read_values(schema, node, name=name)
@@ -120,6 +120,10 @@ def _typed_value(schema: type, node: DictConfig, key: str, kind: Any, full_key: 
     if kind in (str, str | None) and isinstance(value, bool | int | float):
         rule = "must be text; YAML reads no, 0123 and 1:30:00 as other types"
         raise ConfigError(full_key, repr(value), rule, f'quote it: {key}: "..."')
+    if value is None and kind in (bool, int, float, str):
+        reference = re.fullmatch(r"\${([\w.]+)}", text)
+        rule = f"must be given, as {reference[1]} is null" if reference else "must be given"
+        raise ConfigError(full_key, None, rule, f"{full_key}=<{kind.__name__}>")
     validator = _validator(schema)
     try:
         validator[key] = value

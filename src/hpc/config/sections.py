@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -69,7 +70,7 @@ class TrainerConfig:
     default_root_dir: str | None = "${run_dir}"  # the run directory; run_dir= names another one
     accelerator: str = "${cluster.accelerator}"  # gpu or cpu
     num_nodes: int = 1
-    devices: int | None = "${cluster.gpus_per_node}"  # per node  # type: ignore[assignment]
+    devices: int = "${cluster.gpus_per_node}"  # per node  # type: ignore[assignment]
     strategy: Any = "${strategy.lightning}"  # of the group strategy=
     precision: str = "32-true"  # 16-mixed, bf16-mixed, 16-true, bf16-true or 64-true
     max_epochs: int | None = 20
@@ -88,7 +89,6 @@ class TrainerConfig:
         raise_problems(
             [
                 one_of("trainer.accelerator", self.accelerator, ["cpu", "gpu"]),
-                self._devices_problem(),
                 one_of("trainer.precision", self.precision, PRECISIONS),
                 *(
                     at_least(f"trainer.{key}", getattr(self, key), 1)
@@ -100,12 +100,6 @@ class TrainerConfig:
                 one_of("trainer.gradient_clip_algorithm", self.gradient_clip_algorithm, ["norm", "value"]),
             ]
         )
-
-    def _devices_problem(self) -> ConfigError | None:
-        if self.devices is not None:
-            return None
-        rule = "must be given, as the cluster's file does not say how many GPUs a node has"
-        return ConfigError("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
 
 
 @dataclass
@@ -181,6 +175,12 @@ class Config:
                 one_of("task", self.task, ["train", "test", "predict"]),
             ]
         )
+
+    @property
+    def run_path(self) -> Path:
+        """Return the run directory, once it has been chosen."""
+        assert self.run_dir, "it is null until `directory.choose_run_dir` has chosen it"
+        return Path(self.run_dir)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a value. `${run_dir}` in the nodes follows the run directory, which is chosen late."""

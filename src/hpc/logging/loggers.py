@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.logger import DummyExperiment
+from lightning.pytorch.loggers.logger import DummyExperiment  # pyright: ignore
 from omegaconf import DictConfig, ListConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
@@ -28,7 +28,7 @@ ID_ARGUMENTS = {WandbLogger: "id", MLFlowLogger: "run_id"}  # by which a later a
 class DropsAll(Logger):
     """Stands for a logger that only rank 0 builds, or that could not be built, and drops what it gets."""
 
-    name = version = None
+    name = version = None  # type: ignore[assignment]
 
     @property
     def experiment(self) -> DummyExperiment:
@@ -70,7 +70,7 @@ def build_loggers(
             rule = "must be named nodes, each with a _target_, or one such node, or a list of them"
             raise ConfigError("logger", node, rule, "see configs/logger/tensorboard.yaml")
     purge_step = checkpoint.details.get("stepped", checkpoint.step) + 1 if checkpoint else 0
-    folders = [Path(cfg.run_dir, folder) for start in starts for folder in start.get("log_dirs", [])]
+    folders = [cfg.run_path / folder for start in starts for folder in start.get("log_dirs", [])]
     ids = {name: id for start in starts for name, id in start.get("logger_ids", {}).items() if isinstance(id, str)}
     for variable, value in SENDS_NOTHING.items():
         os.environ.setdefault(variable, value)
@@ -79,7 +79,7 @@ def build_loggers(
         loggers[name] = _build_logger(
             node, id=ids.get(name), folders=folders, purge_step=purge_step, writer=writer, is_writing=is_writing
         )
-        _require_within(loggers[name], Path(cfg.run_dir))
+        _require_within(loggers[name], cfg.run_path)
     return loggers
 
 

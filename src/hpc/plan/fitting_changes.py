@@ -96,7 +96,8 @@ def ladder(
         yield {"strategy": STRATEGIES[setup.sharding]}
     halves = [power for power in POWERS if setup.micro_batch % power == 0] if batch_key else []
     for power in halves:
-        batch = {batch_key: str(setup.micro_batch // power)} if batch_key == f"data.{PER_DEVICE}" else {}
+        size_key = f"data.{PER_DEVICE}"
+        batch = {size_key: str(setup.micro_batch // power)} if batch_key == size_key else {}
         yield {"trainer.accumulate_grad_batches": str(setup.accumulate * power)} | batch
     if has_blocks and not setup.checkpointing:
         yield {"strategy.activation_checkpointing": "true"}

@@ -99,6 +99,7 @@ def with_measured_network(nominal: Machine, run_dir: Path) -> Machine:
 
 def _read_network(run_dir: Path) -> dict[str, Any]:
     """Return the measurement of a run, of which all that is used is there."""
+    report: dict[str, Any] = {}
     try:
         report = json.loads((run_dir / NETWORK_FILE).read_text(encoding="utf-8"))
         num_links = len([_gbs(link) for link in report["links"].values() if link])

@@ -117,4 +117,4 @@ def _work(fields: dict[str, Any]) -> Work:
 
 
 def _level(fields: dict[str, Any]) -> MemoryLevel:
-    return MemoryLevel(**fields | {"activations": BatchCost(**fields["activations"])})
+    return MemoryLevel(BatchCost(**fields["activations"]), fields["gradients"], fields["is_head"])

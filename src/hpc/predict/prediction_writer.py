@@ -37,7 +37,7 @@ class PredictionWriter(L.Callback):
 
     parts: PartWriter
 
-    def __init__(self, run: Attempt, ckpt: str) -> None:
+    def __init__(self, run: Attempt, ckpt: str | None) -> None:
         self.run, self.folder, self.ckpt = run, run.run_dir / FOLDER, ckpt
         self.is_joined = False
         self._origin: dict[str, Any] | None = None  # what ORIGIN_FILE says; None: this is the first attempt
@@ -197,12 +197,12 @@ class PredictionWriter(L.Callback):
         self.run.watch.report_progress(0, "joining the predictions")
 
 
-def checkpoint_to_load(run_dir: Path, ckpt: str) -> str:
+def checkpoint_to_load(run_dir: Path, ckpt: str | None) -> str | None:
     """Return the checkpoint with which a prediction began: a link such as last.ckpt may lead to another one by now."""
     try:
         return str(parse_json(read_text(run_dir / FOLDER / ORIGIN_FILE))["ckpt"])
     except (OSError, ValueError, KeyError, TypeError):
-        return str(Path(ckpt).resolve())
+        return str(Path(ckpt).resolve()) if ckpt else None
 
 
 def require_predict_hooks(module: L.LightningModule, data: L.LightningDataModule) -> None:

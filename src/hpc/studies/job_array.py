@@ -30,7 +30,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     if options.dry_run:
         print(render_script(jobs[0], first_cfg), end="")
         return
-    run_dirs = [Path(cfg.run_dir) for cfg in cfgs]
+    run_dirs = [cfg.run_path for cfg in cfgs]
     with _new_array(first_cfg, folder, run_dirs=run_dirs, wait=options.wait):
         for cfg, (_, overrides), run_dir in zip(cfgs, members, run_dirs, strict=True):
             frozen_config.create_or_replace(run_dir, cfg.node, words=overrides)

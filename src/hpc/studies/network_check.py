@@ -72,7 +72,7 @@ def _measure_and_write(
     start = meet_ranks.begin_attempt(
         cfg, place, new_run_dir=fresh, is_frozen=is_frozen, environ=os.environ
     )  # torch from here on
-    run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
+    run_dir, hang_seconds = cfg.run_path, 60 * cfg.faults.hang_minutes
     if start.claim:
         frozen_config.create_or_replace(run_dir, cfg.node, words=words)
         facts = {"launcher": place.launcher, "hosts": start.hosts, "world_size": place.world_size}
@@ -145,7 +145,7 @@ def _measure(
 
     from hpc.launch import collectives
 
-    _enable_nccl_logs(Path(cfg.run_dir) / "nccl")
+    _enable_nccl_logs(cfg.run_path / "nccl")
     device = torch.device("cuda", place.local_rank) if layout.is_on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -171,7 +171,7 @@ def _measure(
 def _stop(cfg: Config, start: starting_point.AttemptStart, why: str) -> NoReturn:
     """Note the end of the attempt on the rank that holds its claim, and raise `Stopped`."""
     if start.claim:
-        attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
+        attempt_log.record_end(cfg.run_path, start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
     raise watchdog.Stopped(0, why, "failed")
 
 

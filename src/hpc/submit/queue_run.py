@@ -28,7 +28,7 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
     """
     cfg = check_submission(node, words if program == "train.py" else None)
     cfg.run_dir = str(directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
-    run_dir = Path(cfg.run_dir)
+    run_dir = cfg.run_path
     job = make_job(cfg, run_dir=run_dir, program=program)
     if options.dry_run:
         print(render_script(job, cfg), end="")
@@ -77,6 +77,7 @@ def prepare_submission(cfg: Config, code: Path, *, wait: bool) -> None:
     Raises:
         ConfigError: one of them is missing. Nothing of the run has been written.
     """
+    assert cfg.cluster.scheduler, "a config that is parsed for a job has one"
     scheduler.find_submit_command(cfg.cluster.scheduler)
     if wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
         rule = "cannot be used with a chain of jobs: it waits for one job"

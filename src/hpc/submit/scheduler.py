@@ -81,6 +81,7 @@ def submit_job(
         ConfigError: with the scheduler's own message, if it has not queued the job.
     """
     cluster, scheduler = cfg.cluster, cfg.cluster.scheduler
+    assert scheduler, "a config that is parsed for a job has one"
     for note in describe_ignored_variables(os.environ, cluster):
         print(note, file=sys.stderr)
     num_jobs = job.chain if scheduler == "pbs" else 1
@@ -162,6 +163,7 @@ def _call_submit_command(
     There is no time limit: a command that is killed may have queued the job already.
     """
     scheduler = cfg.cluster.scheduler
+    assert scheduler
     is_slurm = scheduler == "slurm"
     options = ["--parsable"] + ["--wait"] * wait if is_slurm else ["-W", "block=true"] * wait
     options += ["--hold" if is_slurm else "-h"] * is_held

@@ -25,7 +25,7 @@ def make_job(cfg: Config, **fields: Any) -> Job:
         fields: of `Job`, as in `job_from_config`.
     """
     venv = None if cfg.cluster.container else Path(sys.prefix)
-    run_dir = fields.get("run_dir") or Path(cfg.run_dir)
+    run_dir = fields.get("run_dir") or cfg.run_path
     fields.setdefault("is_search_trial", directory.is_search_trial(run_dir))
     return job_from_config(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **fields)
 

@@ -47,7 +47,7 @@ def submit_and_report(
     if options.parsable:
         print(job_ids[0], folder)
     else:
-        log = scheduler.log_path(folder, cfg.cluster.scheduler, job_id=job_ids[0], is_array=num_members > 1)
+        log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], is_array=num_members > 1)
         print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
         print(f"asks for at most {size}: {cost}")
     return command

@@ -106,7 +106,7 @@ def _begin_watched(cfg: Config, process: RankProcess) -> Iterator[Attempt]:
     )
     is_frozen = command_line.resume_directory(process.arguments) is not None
     start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
-    run_dir = Path(cfg.run_dir)
+    run_dir = cfg.run_path
     watch = Watchdog(
         run_dir,
         start.claim,

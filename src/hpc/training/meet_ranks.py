@@ -58,7 +58,7 @@ def begin_attempt(
         check_agreement(answers)
         cfg.run_dir = answers[0]["run_dir"]
     return starting_point.claim_and_find_checkpoint_on_all_ranks(
-        Path(cfg.run_dir),
+        cfg.run_path,
         place,
         hosts=list(dict.fromkeys(rank["host"] for rank in facts_of_ranks)),
         store=store,
@@ -92,9 +92,9 @@ def _make_or_check_run_dir(
     answer: dict[str, Any] = {"rejected": None}
     try:
         if is_first and place.rank == 0:
-            _make_run_dir(cfg, Path(cfg.run_dir), is_chosen=is_chosen, environ=environ)
+            _make_run_dir(cfg, cfg.run_path, is_chosen=is_chosen, environ=environ)
         elif not is_first and place.rank and not place.local_rank:
-            directory.create_run_dir(Path(cfg.run_dir), is_made=True)
+            directory.create_run_dir(cfg.run_path, is_made=True)
     except ConfigError as error:
         answer = {"rejected": error.parts(), "finished": isinstance(error, RunFinished)}
     return answer | {"run_dir": cfg.run_dir}

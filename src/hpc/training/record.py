@@ -102,7 +102,7 @@ def _positions_at(cfg: Config, checkpoint: Checkpoint, *, words: Sequence[str]) 
     # The batches are compared, too: a callback may stop training between two micro-batches, and part of that step is
     # done again.
     end = ["trained", checkpoint.attempt, checkpoint.step, checkpoint.details.get("batches")]
-    for event in attempt_log.read_events(Path(cfg.run_dir)):
+    for event in attempt_log.read_events(cfg.run_path):
         if end == [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]:
             return event["logs"]
     return checkpoint.details.get("logs", {})

@@ -102,7 +102,7 @@ REFUSALS = [
     (["experiment=txt"], "experiment", "experiment=text"),
     (["sead=3"], "sead", "seed=..."),
     (["trainer.devices=0"], "trainer.devices", "at least 1"),
-    (["trainer.devices=null"], "trainer.devices", "does not say how many GPUs"),
+    (["trainer.devices=null"], "trainer.devices", "must be given"),
     (["trainer.num_nodes=-2"], "trainer.num_nodes", "at least 1"),
     (["trainer.num_nodes=2"], "trainer.num_nodes", "must be at most 1, the nodes of a job on cluster=local"),
     (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "must be at most 4, the GPUs of a node"),

@@ -87,7 +87,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
         ([], "must be at least 2 if trainer.num_nodes=1"),
         (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "must be at least 2 if trainer.num_nodes=1"),
         (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
-        (["trainer=ddp"], "does not say how many GPUs a node has"),
+        (["trainer=ddp"], "must be given, as cluster.gpus_per_node is null"),
         (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "must have a value for a job on"),
         (["resume=/nowhere"], "resume must be an existing directory; got /nowhere."),
     ],
