@@ -163,7 +163,7 @@ def found_without(shared: "Rounds", seed: int, scene: str, patch: str) -> int:
     from neighbour_ground import adopt
 
     adopt()
-    exec(patch, {})
+    exec(patch, {"__name__": "patch"})
     shared.rounds = shared.folder / f"without {scene}"
     for number in range(TRIES):
         if lines := one_round(shared, number, seed, [scene], Counter()):

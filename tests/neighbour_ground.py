@@ -222,7 +222,7 @@ class Ground:
             sys.argv = command.words
             if command.hit and command.steps and rank == command.ranks - 1:
                 _hit_itself(command.hit, int(command.at))
-            exec(command.patch, {})
+            exec(command.patch, {"__name__": "patch"})
             runpy.run_path(str(self.project / command.words[0]), run_name="__main__")
             code = 0
         except SystemExit as ended:

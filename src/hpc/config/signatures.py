@@ -48,14 +48,17 @@ def read_signature(target: str) -> Signature:
         ConfigError: there is no such module or name.
     """
     learn([target])
-    signature = _known[target]
+    signature = _known.get(target, Signature({}, [], accepts_any=True))  # the latter: see `learn`
     if isinstance(signature, ConfigError):
         raise signature
     return signature
 
 
 def learn(targets: Iterable[str]) -> None:
-    """Find out the signatures of all these targets, with one import of what is not remembered."""
+    """Find out the signatures of all these targets, with one import of what is not remembered.
+
+    Nothing is imported, and nothing known of them, where torch or lightning is not supported.
+    """
     unknown = [target for target in dict.fromkeys(targets) if target not in _known]
     if not unknown:
         return
@@ -69,7 +72,6 @@ def learn(targets: Iterable[str]) -> None:
     from hpc.config import signature_reader, versions  # only here: what is remembered needs neither
 
     if versions.unsupported_packages():  # their import may fail; all ranks, or submit.py, reject them by a sentence
-        _known.update(dict.fromkeys(missing, Signature({}, [], accepts_any=True)))
         return
     answers = signature_reader.read(missing) if is_training else _ask_reader(missing)
     for target, answer in answers.items():
