@@ -226,7 +226,7 @@ def submitted(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         codes = sorted(command.code for command in both)
         if codes != [0, 2]:
             ground.harm("two in one directory", f"submitted twice into {run_dir}: {codes}: {both[1].said()[-600:]}")
-        winner = next((command for command in both if command.code == 0), both[0])
-        seed = winner.words[-1].partition("=")[2]
-        if (run_dir / "config.yaml").exists() and f"\nseed: {seed}\n" not in (run_dir / "config.yaml").read_text():
-            ground.harm("other results", f"{run_dir} has another's config.yaml")
+        for winner in (command for command in both if command.code == 0):
+            seed, config = winner.words[-1].partition("=")[2], run_dir / "config.yaml"
+            if f"\nseed: {seed}\n" not in (config.read_text() if config.exists() else ""):
+                ground.harm("other results", f"{run_dir} has no config.yaml, or another's")
