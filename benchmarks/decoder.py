@@ -5,12 +5,27 @@ sys.path.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hpc.plan.trace_types import BatchCost, Part, Trace, Work
+from hpc.plan.trace_types import BatchCost, ParameterGroup, Trace, Work
 
 NUMBER_BYTES = 2
 Works = Sequence[Work]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a network: a block, what lies before or after the blocks, or the loss."""
+
+    group: ParameterGroup
+    forward: Works
+    backward: Works
+    again: Works  # what activation checkpointing repeats
+    sums: Works  # over tensor-parallel ranks
+
+    @property
+    def is_block(self) -> bool:
+        return self.group.is_block
 
 
 @dataclass(frozen=True)
@@ -40,10 +55,29 @@ class Decoder:
     whole_again: bool = False  # checkpointing repeats the whole forward pass, not only what the backward pass needs
     sequence_parallel: bool = False  # operations outside tensor parallelism are split along the sequence
 
-    def trace(self) -> Trace:
-        block = self._block()
-        parts = (self._before(), *([block] * self.layers), self._after(), self._loss())
-        return Trace(parts, "tokens", self.time, self.tensor_parallel)
+    def trace(self, *, checkpointing: bool = False) -> Trace:
+        parts = self.parts()
+        repeated = [part for part in parts if checkpointing and part.is_block]
+        sums = [work for part in parts for work in part.sums]
+        sums += [replace(work, count=work.count // 2) for part in repeated for work in part.sums]
+        backward = [work for part in parts for work in part.backward]
+        return Trace(
+            groups=tuple(part.group for part in parts),
+            unit="tokens",
+            tokens_per_example=self.time,
+            forward=tuple(work for part in parts for work in part.forward),
+            backward=(*backward, *(work for part in repeated for work in part.again)),
+            all_reduced=tuple(sums),
+        )
+
+    def parts(self) -> list[Part]:
+        """Return the parts in the order of forward."""
+        return [self._before(), *([self._block()] * self.layers), self._after(), self._loss()]
+
+    @property
+    def output_bytes(self) -> int:
+        """The bytes of an example that a block hands on."""
+        return NUMBER_BYTES * self.time * self.width
 
     @property
     def _qkv(self) -> float:
@@ -152,10 +186,5 @@ class Decoder:
         sums: Works = (),
     ) -> Part:
         numbers = round(parameters)
-        return Part(
-            name=name, num_parameters=numbers, num_trained_per_rank=numbers,
-            num_parameters_all_ranks=numbers * self.tensor_parallel, num_tensors=tensors, buffer_bytes=0,
-            saved=BatchCost(), output=BatchCost(per_example=NUMBER_BYTES * self.time * self.width),
-            forward_peak=(), backward_peak=(), leftover=BatchCost(),
-            forward=tuple(forward), backward=tuple(backward), recomputed=tuple(again), all_reduced=tuple(sums),
-        )  # fmt: skip
+        group = ParameterGroup(name, numbers, numbers, numbers * self.tensor_parallel, tensors, buffer_bytes=0)
+        return Part(group, forward, backward, again, sums)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from cookiecutter.main import cookiecutter
 from result_rows import make_row, print_and_save
+from tokenizers import ByteLevelBPETokenizer
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 NUM_PHOTOS, PIXELS = 4800, 256
@@ -49,12 +50,15 @@ def main() -> None:
         make_photos(folder / "photos")
         rows = []
         for size, batch in ((64, 128), (224, 64)):
-            pack(project, f"data.dir={folder}/photos", f"data.image_size={size}", f"out={folder}/{size}.h5")
-            rows += measure_images(str(folder / f"{size}.h5"), batch)
-        text = json.dumps(list_sources())
-        pack(project, f"data.files={text}", "tokenizer=bpe", "data.vocab_size=4096", f"out={folder}/text.npy")
+            pack(project, f"data.dir={folder}/photos", f"data.image_size={size}", f"out={folder}/{size}.npy")
+            rows += measure_images(str(folder / f"{size}.npy"), batch)
+        sources, tokenizer = list_sources(), ByteLevelBPETokenizer()
+        tokenizer.train(sources, vocab_size=4096, special_tokens=["<|endoftext|>"], show_progress=False)
+        tokenizer.save(f"{folder}/tokenizer.json")
+        words = [f"data.files={json.dumps(sources)}", f"tokenizer={folder}/tokenizer.json"]
+        pack(project, *words, f"out={folder}/text.npy")
         rows += measure_tokens(str(folder / "text.npy"))
-        rows += measure_storage(folder, str(folder / "224.h5"), node_local=own)
+        rows += measure_storage(folder, str(folder / "224.npy"), node_local=own)
     print_and_save(rows, arguments.out)
 
 
@@ -95,8 +99,7 @@ def measure_images(file: str, batch: int) -> list[dict[str, Any]]:
 
     data = PackedImages(file, global_batch_size=batch)
     packed, (first, end) = data.packed, data.packed.splits["train"]
-    shape = (len(packed.labels), 3, packed.image_size, packed.image_size)
-    ram = np.fromfile(file, np.uint8, np.prod(shape), offset=packed.offset).reshape(shape)[first:end]
+    ram = np.load(file)[first:end]
     labels = packed.labels[first:end]
 
     order = shuffle_batches(len(ram), batch)
@@ -201,9 +204,9 @@ def epoch_rate(loader: Any) -> float:
 
 def drop_from_page_cache(folder: Path) -> None:
     """Drop the files of a folder from this node's memory (POSIX_FADV_DONTNEED)."""
-    from hpc.data import packed_files
+    from hpc.packed import packed_images
 
-    packed_files.map_pixels.cache_clear()  # pages that are mapped are not dropped
+    packed_images.map_pixels.cache_clear()  # pages that are mapped are not dropped
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as stream:

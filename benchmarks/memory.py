@@ -82,7 +82,8 @@ def compare_memory(case: Case, gpu: bool) -> tuple[float, float | None]:
     words.append(f"strategy.activation_checkpointing={is_checkpointed}")
     cfg = compose.compose_overrides([*NETWORKS[network], *words], personal=False)
     setup = setup_from_config(cfg)
-    trace = trace_step(partial(build.build, cfg.model), *setup.computes_in)
+    checkpointing = setup.checkpointing
+    trace = trace_step(partial(build.build, cfg.model), *setup.computes_in, checkpointing=checkpointing)
     planned = predict_memory(trace, setup).total
     if not gpu:
         return planned, tracked(cfg, setup)

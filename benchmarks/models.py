@@ -110,9 +110,9 @@ def pack_photographs(project: Path, folder: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         coarse = generator.integers(0, 256, (size // 8, size // 8, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize((size * 5 // 4, size * 5 // 4)).save(file, quality=85)
-    words = [f"data.dir={folder / 'photographs'}", f"out={folder / 'images.h5'}", f"data.image_size={size}"]
+    words = [f"data.dir={folder / 'photographs'}", f"out={folder / 'images.npy'}", f"data.image_size={size}"]
     subprocess.run([sys.executable, str(project / "tools/pack.py"), *words], check=True, stdout=subprocess.DEVNULL)
-    return folder / "images.h5"
+    return folder / "images.npy"
 
 
 def utilization_rows(

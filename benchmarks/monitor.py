@@ -1,15 +1,13 @@
 """Measure the cost of sampling the nodes of a run: python benchmarks/monitor.py [--out results.json]
 
-The processor time of a sampler, as the kernel counts it: of one that ends at once, and of one that takes many samples.
-The machine has no GPUs, so the time of their driver is not included.
+The processor time of a node's samples, as the kernel counts it. The machine has no GPUs, so the time of their driver is
+not included.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,18 @@ from result_rows import make_row, print_and_save
 from turns import measure_turns
 
 ROUNDS, SAMPLES, TURNS = 7, 500, 15
-INTERVAL_SECONDS, RUN_SECONDS = 10, 3600  # between two samples by default, of a run
+INTERVAL_SECONDS = 10  # between two samples by default
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from hpc.monitor.sampler import NodeSampler
+sampler = NodeSampler(Path(sys.argv[1]), 1, every_seconds=3600, num_gpus=0)
+sampler.sample()
+begin = time.process_time()
+for _ in range(int(sys.argv[2])):
+    sampler.sample()
+print((time.process_time() - begin) / int(sys.argv[2]))
+"""
 
 
 def main() -> None:
@@ -33,47 +42,20 @@ def main() -> None:
 
 
 def measure_sampler(project: Path, folder: Path) -> list[dict[str, Any]]:
-    starts, samples = [], []
+    environ = clean_environ() | {"PYTHONPATH": str(project / "src")}
+    seconds = []
     for number in range(ROUNDS):
-        short, long = folder / f"short-{number}", folder / f"long-{number}"
-        start, _ = sampler_seconds(project, short, interval_seconds=INTERVAL_SECONDS, num_samples=1)
-        total, count = sampler_seconds(project, long, interval_seconds=0.001, num_samples=SAMPLES)
-        starts.append(start)
-        samples.append((total - start) / (count - 1))
-    share = [
-        100 * (start / RUN_SECONDS + sample / INTERVAL_SECONDS) for start, sample in zip(starts, samples, strict=True)
-    ]
+        command = [sys.executable, "-c", PROGRAM, str(folder / f"run-{number}"), str(SAMPLES)]
+        seconds.append(float(subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout))
+    share = [100 * value / INTERVAL_SECONDS for value in seconds]
     return [
-        make_row("sampling a node every 10 s, its start included, of a core over an hour (no GPUs)", share, "%", 0.5),
-        make_row("processor time of a node's sample (no GPUs)", [1e3 * value for value in samples], "ms"),
-        make_row(
-            "processor time until a node's sampler is there, and its first sample", [1e3 * v for v in starts], "ms"
-        ),
+        make_row("sampling a node every 10 s, of a core (no GPUs)", share, "%", 0.5),
+        make_row("processor time of a node's sample (no GPUs)", [1e3 * value for value in seconds], "ms"),
     ]
-
-
-def sampler_seconds(project: Path, run_dir: Path, *, interval_seconds: float, num_samples: int) -> tuple[float, int]:
-    """Return the processor time of a sampler, and how many samples it wrote, the last one at its end."""
-    command = [sys.executable, "-P", "-m", "hpc.monitor.sampler", str(run_dir), "1", str(interval_seconds), "0"]
-    settings = clean_environ() | {"PYTHONPATH": str(project / "src")}
-    process = subprocess.Popen([*command, str(os.getpid())], env=settings, stdin=subprocess.PIPE)
-    assert process.stdin
-    while num_written(run_dir) < num_samples - 1:
-        assert process.poll() is None, "the sampler has ended"
-        time.sleep(0.05)
-    process.stdin.write(b"\n")
-    process.stdin.close()
-    _, code, usage = os.wait4(process.pid, 0)
-    assert code == 0
-    return usage.ru_utime + usage.ru_stime, num_written(run_dir)
-
-
-def num_written(run_dir: Path) -> int:
-    return sum(len(path.read_bytes().splitlines()) - 1 for path in run_dir.glob("monitor/*.csv"))
 
 
 def measure_step(project: Path, folder: Path) -> list[dict[str, Any]]:
-    """Measure a step of a tiny network, which hides no overhead. The sampler has its own core."""
+    """Measure a step of a tiny network, which hides no overhead. The sampler is a thread of it."""
     words: dict[str, Sequence[str]] = {"with": [], "without": ["callbacks.monitor=null"]}
     programs = {name: [project_command(project, folder / name, *steps.TINY, *more)] for name, more in words.items()}
     seconds = measure_turns(programs, folder, steps=400, turns=TURNS, warm_up=100)

@@ -25,7 +25,9 @@ class PublishedRun:
     table: str
     name: str
     network: Any  # decoder.Decoder
-    setup: Any  # hpc.plan.setup.ParallelLayout
+    setup: Any  # hpc.plan.setup.ParallelLayout, on the nodes of one stage
+    stages: Any  # pipelines.Pipeline
+    world_size: int  # of all stages
     gpu: str
     node_gbs: float
     unit: str
@@ -79,21 +81,30 @@ def read_runs() -> Iterator[PublishedRun]:
 
 def _make_run(table: dict[str, Any], values: Sequence[Any], *, networks: dict[str, Any]) -> PublishedRun:
     from decoder import Decoder
+    from pipelines import Pipeline
 
     from hpc.plan.setup import ParallelLayout
 
     cells = table["run"] | table["how"] | dict(zip(table["columns"], values, strict=False))
-    decoder_keys, setup_keys = (
-        {field.name for field in fields(kind)} & set(cells) for kind in (Decoder, ParallelLayout)
+    decoder_keys, setup_keys, stage_keys = (
+        {field.name for field in fields(kind)} & set(cells) for kind in (Decoder, ParallelLayout, Pipeline)
     )
     network = Decoder(**networks[cells["network"]] | {key: cells[key] for key in decoder_keys})
-    setup = ParallelLayout(devices=table["devices"], **{key: cells[key] for key in setup_keys})
+    stages = Pipeline(**{key: cells[key] for key in stage_keys})
+    nodes_of_stage, rest = divmod(cells["nodes"], stages.pipeline)
+    assert rest == 0, table["name"]
+    setup = ParallelLayout(
+        devices=table["devices"], **{key: cells[key] for key in setup_keys} | {"nodes": nodes_of_stage}
+    )
+    world_size = setup.world_size * stages.pipeline
     varied = [f"{key} {cells[key]}" for key in table["columns"] if key in ("time", "micro_batch", "pipeline")]
     return PublishedRun(
         table=table["name"],
-        name=", ".join([cells["network"], f"{setup.world_size} GPUs", *varied]),
+        name=", ".join([cells["network"], f"{world_size} GPUs", *varied]),
         network=network,
         setup=setup,
+        stages=stages,
+        world_size=world_size,
         gpu=table["gpu"],
         node_gbs=table["node_gbs"],
         unit=table["unit"],
@@ -113,15 +124,17 @@ def predict(run: PublishedRun, adjust: Any = lambda machine: machine) -> float:
     seconds = predict_step_seconds(run, adjust)
     if run.unit == "seconds":
         return seconds
-    examples_per_second = run.setup.global_batch / run.setup.world_size / seconds  # per GPU
+    examples_per_second = run.setup.global_batch / run.world_size / seconds  # per GPU
     return examples_per_second * (run.network.time if run.unit == "tokens" else example_flops(run) / 1e12)
 
 
 def predict_step_seconds(run: PublishedRun, adjust: Any = lambda machine: machine) -> float:
     from hpc.jobs.hardware import machine_from_cluster
-    from hpc.plan.step_time import predict_step
 
-    return predict_step(run.network.trace(), run.setup, adjust(machine_from_cluster(run.gpu, run.node_gbs))).seconds
+    machine = adjust(machine_from_cluster(run.gpu, run.node_gbs))
+    trace = run.network.trace(checkpointing=run.setup.checkpointing)
+    output_bytes = run.network.output_bytes * run.setup.micro_batch
+    return run.stages.step_seconds(trace, run.setup, machine, output_bytes=output_bytes)
 
 
 def predict_days(run: PublishedRun) -> float:
@@ -131,8 +144,8 @@ def predict_days(run: PublishedRun) -> float:
 
 def example_flops(run: PublishedRun) -> float:
     """Return the FLOPs of an example on all GPUs that share it, as the source counts them."""
-    parts = run.network.trace().parts
-    counted = ((run.forward_passes if part.name == "block" else 3, work) for part in parts for work in part.forward)
+    parts = run.network.parts()
+    counted = ((run.forward_passes if part.is_block else 3, work) for part in parts for work in part.forward)
     return run.setup.tensor_parallel * sum(times * work.count * work.flops.at(1) for times, work in counted)
 
 
@@ -190,7 +203,7 @@ def right_strategies_percent(predictions: dict[PublishedRun, float]) -> float:
     """Return for how many pairs of the paper's rows, with equal network and GPUs, the right strategy is faster."""
     zero, pipelined = ([run for run in predictions if run.table == name] for name in PAPER)
     pairs = [(a, b) for a in zero for b in pipelined if a.network.layers == b.network.layers]
-    pairs = [(a, b) for a, b in pairs if a.setup.world_size == b.setup.world_size]
+    pairs = [(a, b) for a, b in pairs if a.world_size == b.world_size]
     num_right = sum((a.measured < b.measured) == (predictions[a] < predictions[b]) for a, b in pairs)
     return 100 * num_right / len(pairs)
 

@@ -164,9 +164,9 @@ def one(
 # Stubs for what a job script starts: scheduler commands and waiting do nothing, and env.sh is not sourced. The common
 # *.bash files come from the project, as a script that was only printed has no copy of the code.
 STUBS = """
-source() { case $1 in */src/hpc/jobs/*.bash) builtin source JOBS/"${1##*/}" ;; esac; }
+source() { case $1 in /dev/fd/*) builtin source <(cat JOBS) ;; esac; }
 sleep() { read -rt 0.01 <>/dev/zero || :; }; module() { :; }
-for name in srun scontrol squeue sacct sbatch qsub qstat pbsdsh mpiexec aprun ip; do eval "$name() { :; }"; done
+for name in srun scontrol squeue sacct sbatch qsub qstat pbs_tmrsh mpiexec aprun ip; do eval "$name() { :; }"; done
 """
 
 
@@ -178,9 +178,9 @@ def script(text: str, ground: Any, environ: dict[str, str], project: Path) -> st
         return ""  # --cfg, --help
     if subprocess.run([BASH, "-n", str(file)], capture_output=True).returncode or "--uid" in text.replace("\\n", ""):
         return "damaged script"
-    (ground.open / "stubs").write_text(
-        STUBS.replace("JOBS", shlex.quote(str(Path(__file__).resolve().parents[1] / "src/hpc/jobs")))
-    )
+    jobs = Path(__file__).resolve().parents[1] / "src/hpc/jobs"
+    names = ("job", "pbs", "pbs_successor") if "\n#PBS " in text else ("job", "slurm")
+    (ground.open / "stubs").write_text(STUBS.replace("JOBS", shlex.join(f"{jobs / name}.bash" for name in names)))
     (ground.open / "nodes").write_text("n1\n")
     sound = {
         "PATH": "/usr/bin:/bin",
@@ -246,7 +246,7 @@ def forked(case: Any, ground: Any, project: Path, patch: str, number: int) -> in
         os.chdir(ground.open)
         import hostile_programs
 
-        exec(patch, {"number": number, "folder": ground.folder})
+        exec(patch, {"__name__": "patch", "number": number, "folder": ground.folder})
         hostile_programs.enter(case, project)
         code = 0
     except SystemExit as ended:

@@ -34,7 +34,7 @@ claim.Claim.may_write = lambda _: True
 """,
     "one staged file": """
 from contextlib import nullcontext
-from hpc.data import staging
+from hpc.packed import staging
 staging._lock_folder = nullcontext
 """,
     "one submit directory": """
@@ -163,7 +163,7 @@ def found_without(shared: "Rounds", seed: int, scene: str, patch: str) -> int:
     from neighbour_ground import adopt
 
     adopt()
-    exec(patch, {})
+    exec(patch, {"__name__": "patch"})
     shared.rounds = shared.folder / f"without {scene}"
     for number in range(TRIES):
         if lines := one_round(shared, number, seed, [scene], Counter()):

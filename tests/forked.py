@@ -41,7 +41,7 @@ def fork(project: Path, log: Path, words: list[str], environ: dict[str, str], pa
         os.environ |= environ
         os.chdir(project)
         sys.argv = ["train.py", *words]
-        exec(patch, {})
+        exec(patch, {"__name__": "patch"})  # the module of its classes
         runpy.run_path(str(project / "train.py"), run_name="__main__")
         code = 0
     except SystemExit as ended:

@@ -114,23 +114,25 @@ def forged_attributes(rng: random.Random, ground: Ground) -> Case:
         forged["attributes"] += [["DataModule", "stage", True], ["DataModule", "node_local", f"$(>{ground.canary})"]]
     file = ground.open / "forged.json"
     file.write_text(json.dumps(forged))
-    return Case("restore", [str(file), str(ground.base / "packed.h5")])
+    return Case("restore", [str(file), str(ground.base / "packed.npy")])
 
 
 def searches(rng: random.Random, ground: Ground) -> Case:
-    """Return a case with a damaged folder of a search: search.json, journal, submitted.json, members."""
-    folder = ground.copy("search")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Return a case with a damaged folder of a search (search.json, journal, submitted.json, members) or of a study."""
+    is_study = rng.random() < 0.3
+    folder = ground.copy("study" if is_study else "search")
+    pattern = "*.json" if is_study and rng.random() < 0.5 else "**/*"
+    files = sorted(path for path in folder.glob(pattern) if path.is_file())
     for _ in range(rng.randrange(1, 3)):
         file = rng.choice(files)
         if file.is_file() and not file.is_symlink():
             values.damage(rng, file, ground.canary, ground.folder / "victim")
+    study = ["nodes=1,2", "trainer=ddp", "cluster=slurm", f"out={folder}", "--dry-run"]
     return rng.choice(
         [
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", ["--ask", str(folder / "001")]),
             Case("report.py", [str(folder)]),
+            Case("report.py", [str(folder)]),
+            Case("tools/scale.py", study) if is_study else Case("submit.py", ["--draw", str(folder / "001")]),
         ]
     )
 
@@ -150,7 +152,7 @@ def events(rng: random.Random, ground: Ground) -> Case:
 
 
 def samples(rng: random.Random, ground: Ground) -> Case:
-    """Return a case with damaged samples of a node's monitor: cells, headers, lines."""
+    """Return a case with damaged samples of a node's monitor: values, names, lines."""
     run = ground.copy("run")
     file = rng.choice(sorted((run / "monitor").rglob("*.*")))
     lines = file.read_text(errors="replace").splitlines() or [""]
@@ -180,7 +182,7 @@ def data_files(rng: random.Random, ground: Ground) -> Case:
     if rng.random() < 0.2:
         given = [given[0].partition("=")[0] + "=" + values.text(rng, ground.canary)]
     choice = ["model=resnet18", "data.image_size=32"] if kind == "images" else ["model=gpt_tiny", "data.block_size=16"]
-    out = ground.open / ("out.h5" if kind == "images" else "out.npy")
+    out = ground.open / "out.npy"
     size = ["data.image_size=8"] if kind == "images" else []
     return rng.choice(
         [Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])]

@@ -60,7 +60,7 @@ IN_JOBS = [
     "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_END_TIME",
     "SLURM_JOB_NODELIST", "SLURM_SUBMIT_DIR", "PBS_JOBID", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_ARRAY_INDEX",
     "PBS_JOBNAME", "HPC_AFTER", "HPC_RUN_DIR", "HPC_JOB_END", "HOME", "TMPDIR", "USER", "VENV", "LANG", "HOSTNAME",
-    "IFS", "CDPATH", "MASTER_PORT", "SCRATCH", "status", "stalled", "retries", "job", "end",
+    "IFS", "CDPATH", "MASTER_PORT", "SCRATCH", "status", "stalled", "retries", "job", "end", "rank", "run_dir",
 ]  # fmt: skip
 
 
@@ -158,6 +158,7 @@ LAUNCH = {
     "openmpi": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
     "pals": ["PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
     "pbs": ["PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_ARRAY_INDEX"],
+    "tmrsh": ["HPC_RANK", "HPC_WORLD_SIZE", "HPC_LOCAL_RANK", "HPC_LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"],
     "array": ["SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID"],
 }
 OTHERS = [
@@ -201,13 +202,11 @@ def environment(rng: random.Random, ground: Ground) -> Case:
 
 def words_of_tools(rng: random.Random, ground: Ground) -> Case:
     """Return a case with hostile arguments of the tools or of report.py."""
-    program = rng.choice(
-        ["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "tools/search.py", "load", "weights"]
-    )
+    program = rng.choice(["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "load", "weights"])
     count = {"load": 1, "weights": 1}.get(program, rng.randrange(1, 4))
     words = [values.text(rng, ground.canary) for _ in range(count)]
     if program == "tools/pack.py":
-        keys = ["out", "tokenizer", "data.files", "data.dir", "data.vocab_size", "data.image_size", "--verify"]
+        keys = ["out", "tokenizer", "data.files", "data.dir", "data.image_size", "--verify"]
         words = [f"{rng.choice(keys)}={word}" for word in words]
     if program == "tools/board.py" and rng.random() < 0.5:
         words = [f"{rng.choice(['cluster', 'cluster.login_host', 'cluster.name'])}={word}" for word in words]

@@ -23,7 +23,6 @@ LIBRARIES = [
     "torch",
     "lightning",
     "optuna",
-    "h5py",
     "tensorboard.compat.proto.event_pb2",
     "PIL.Image",
     "torch.distributed.checkpoint",
@@ -35,18 +34,19 @@ LIBRARIES = [
 ]
 MODULES = [
     "config.build",
-    "config.preflight",
+    "config.arguments",
     "config.trust",
     "launch.node_checks",
     "run.changes",
     "run.command_line",
     "submit.scripts",
     "report.run_table",
-    "report.tensorboard_server",
-    "report.ssh_tunnel",
+    "report.board",
     "studies.search",
     "studies.optuna_study",
-    "studies.trial_table",
+    "report.search_results",
+    "report.scaling_results",
+    "studies.scaling_study",
     "studies.sweep",
     "training.starting_point",
     "training.record",
@@ -104,6 +104,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
     _search(base / "search")
+    _study(base / "study", run_dir)
     _data(base)
     for module in ("train", "submit"):  # parse them once
         importlib.import_module(module)
@@ -128,6 +129,14 @@ def _search(folder: Path) -> None:
     (folder / "members").write_text("".join(f"{folder}/{number:03}\n" for number in range(3)))
 
 
+def _study(folder: Path, run_dir: Path) -> None:
+    from hpc.studies import scaling_file
+
+    shutil.copytree(run_dir, folder / "nodes-1", symlinks=True)
+    (folder / "nodes-1/submitted.json").unlink()
+    scaling_file.save_points(folder, [scaling_file.PointSizes(nodes, 4 * nodes, 64, 0.1) for nodes in (1, 2)])
+
+
 def _data(base: Path) -> None:
     from PIL import Image
 
@@ -135,11 +144,11 @@ def _data(base: Path) -> None:
         folder = base / "images" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 8), (number * 12, 0, 0)).save(folder / f"{number}.png")
-    from hpc.data import pack_command
+    from hpc.packed import pack_command
 
     for split in ("train", "val", "test"):
         shutil.copytree(base / "images", base / "splits" / split)
-    pack_command.pack([f"data.dir={base}/splits", f"out={base}/packed.h5", "data.image_size=8"])
+    pack_command.pack([f"data.dir={base}/splits", f"out={base}/packed.npy", "data.image_size=8"])
     (base / "text").mkdir()
     for number in range(3):
         (base / "text" / f"{number}.txt").write_text("to be or not to be " * 40)
@@ -177,15 +186,14 @@ def enter(case: Any, project: Path) -> None:
 
 
 def _harmless() -> None:
-    """Let the program exit instead of starting TensorBoard or tracing a network."""
+    """Let the program exit instead of becoming TensorBoard or tracing a network."""
     from hpc.plan import trace_cache
-    from hpc.report import tensorboard_server
 
     def exit_instead(*_: Any, **__: Any) -> Any:
         sys.exit(0)
 
-    trace_cache.load_traces = exit_instead
-    tensorboard_server.TensorBoardServer = exit_instead  # type: ignore[misc, assignment]
+    trace_cache.load_trace = exit_instead
+    os.execve = exit_instead  # type: ignore[assignment]
 
 
 def train(project: Path) -> None:
@@ -239,19 +247,22 @@ def begin(project: Path) -> None:
     """Do what rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
     from hpc.checkpoint import safe_unpickle
     from hpc.config import build, errors
+    from hpc.logging import loggers, positions
     from hpc.run import attempt_log, command_line
-    from hpc.training import log_positions, loggers, skipped_samples, starting_point
+    from hpc.training import skipped_samples, starting_point
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
         cfg = command_line.compose_resumed(run_dir, [])
         start = starting_point.claim_and_find_checkpoint(run_dir, "host", environ={})
         if checkpoint := start.checkpoint:
-            log_positions.truncate_logs(
+            events = attempt_log.read_events(run_dir)
+            made = loggers.build_loggers(cfg, checkpoint, starts=events, writer="attempt-9-ab", is_writing=True)
+            positions.truncate_logs(
                 run_dir,
-                loggers.build_loggers(cfg, checkpoint, starts=[]),
+                list(made.values()),
                 positions=checkpoint.details.get("logs", {}),
-                events=attempt_log.read_events(run_dir),
+                writers=positions.writers(events),
             )
             skipped_samples.num_skipped_batches(run_dir, checkpoint.step, attempt=start.attempt)
             with safe_unpickle.convert_unpickling_errors(checkpoint.path, "resume"):
@@ -286,20 +297,19 @@ def restore(project: Path) -> None:
 
 
 def check(project: Path) -> None:
-    from hpc.config import build, errors, preflight
+    from hpc.config import arguments, build, errors, parse
     from hpc.run import command_line
 
     with errors.exit_on_config_error():
         cfg = command_line.compose(None, sys.argv[1:])
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
         build.build(cfg.data)
 
 
 def tunnel(project: Path) -> None:
-    from hpc.report import ssh_tunnel
+    from hpc.report import board
 
-    host = ssh_tunnel.name_of_this_host(os.environ)
-    print("\n".join(ssh_tunnel.ssh_lines(6006, user="me", host=host, login_host=None, environ=os.environ)))
+    print("\n".join(board.address_lines(6006, host=board.name_of_this_host(), login_host=None)))
 
 
 def bake(project: Path) -> None:

@@ -190,8 +190,7 @@ class Ground:
         for path in self.folder.rglob("*"):
             temporary = path.name.endswith((".part", ".lock", ".new")) or path.name.startswith((".room", ".verdict-"))
             theirs = any(path == other or path in other.parents for other in self._others)
-            sampler = path.parent.name == "monitor"  # its files may be in use until the sampler ends
-            if temporary and not theirs and not sampler and not any(pid in path.name for pid in killed):
+            if temporary and not theirs and not any(pid in path.name for pid in killed):
                 self.harm("left a file", str(path))
 
     def _fork(self, command: Command, rank: int) -> int:
@@ -223,7 +222,7 @@ class Ground:
             sys.argv = command.words
             if command.hit and command.steps and rank == command.ranks - 1:
                 _hit_itself(command.hit, int(command.at))
-            exec(command.patch, {})
+            exec(command.patch, {"__name__": "patch"})
             runpy.run_path(str(self.project / command.words[0]), run_name="__main__")
             code = 0
         except SystemExit as ended:

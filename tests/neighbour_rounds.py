@@ -25,7 +25,7 @@ RUNS = {
     "seed 2": ["callbacks.samples=null", "seed=2"],
     "two ranks": ["callbacks.samples=null", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2",
                   "trainer.precision=32-true"],
-    "packed": ["callbacks.samples=null", "data=packed", "data.file=@DATA@/images.h5", "data.global_batch_size=4",
+    "packed": ["callbacks.samples=null", "data=packed", "data.file=@DATA@/images.npy", "data.global_batch_size=4",
                "model=resnet18", "data.stage=true", "cluster.node_local=@NODE@"],
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ class Rounds:
         for name in ("texts", "other texts"):
             words = [f"data.files={self.data / name}", f"out={self.data / name}.npy"]
             pack.run([Command(f"pack {name}", ["tools/pack.py", *words])])
-        words = [f"data.dir={self.data / 'images'}", f"out={self.data}/images.h5", "data.image_size=8"]
+        words = [f"data.dir={self.data / 'images'}", f"out={self.data}/images.npy", "data.image_size=8"]
         pack.run([Command("pack images", ["tools/pack.py", *words])])
         _require_right(pack)
 

@@ -19,7 +19,7 @@ OURS = "from hpc.run import environment; environment.reject_unsuitable_environme
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     """Pack text into one file with several processes: one succeeds, the others are rejected, the file is complete."""
     folder = ground.folder / name
-    ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.journal"])
+    ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.part"])
     out = folder / "text.npy"
     commands = []
     for number in range(rng.choice([2, 3])):
@@ -43,12 +43,6 @@ def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     if not right:
         again = Command(f"{name}-again", [*commands[0].words])
         yield [again]
-        for path in folder.glob(".text.npy.*"):  # packing of other text was interrupted: remove it, as the message says
-            if again.code == 2 and "was begun with other files" in again.said():
-                path.unlink()
-        if again.code == 2:
-            again = Command(f"{name}-anew", [*commands[0].words])
-            yield [again]
         ground.expect(again, 0)
         right = [again]
     texts = right[0].words[1].partition("=")[2]
@@ -184,12 +178,12 @@ def studied(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         return
     folder = Path(start.said().split(" ", 1)[1].strip().splitlines()[-1])
     members = [folder / f"{number:03}" for number in range(4)]
-    asks = [Command(f"{name}-{member.name}", ["tools/search.py", "--ask", str(member)]) for member in members]
+    asks = [Command(f"{name}-{member.name}", ["submit.py", "--draw", str(member)]) for member in members]
     if rng.random() < 0.3:
         asks[0].hit, asks[0].at = signal.SIGKILL, rng.uniform(0, 0.5)
-    look = Command(f"{name}-look", ["tools/search.py", str(folder)], late=rng.uniform(0, 0.5))
+    look = Command(f"{name}-look", ["report.py", str(folder)], late=rng.uniform(0, 0.5))
     yield [*asks, look]
-    again = [Command(f"{name}-again", ["tools/search.py", "--ask", str(members[0])])] if asks[0].hit else []
+    again = [Command(f"{name}-again", ["submit.py", "--draw", str(members[0])])] if asks[0].hit else []
     if again:
         yield again
     for command in [*asks, look, *again]:

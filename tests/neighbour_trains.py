@@ -99,15 +99,21 @@ def _told(ground: Ground, commands: list[Command]) -> None:
 
 
 def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Train runs of two ranks in one job, which derive the same ports. Another server uses some of these."""
-    from hpc.launch import placement as launch
-    from hpc.launch import rendezvous
-
+    """Train runs of two ranks in one job. At the port of one, another server listens: it is told, and starts again."""
     job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server"}
-    derived = rendezvous.LaunchIdentity.from_environ(launch.Placement("mpiexec (MPICH)", 0, 2, 0, 2), job).ports
-    for port in derived[: rng.choice([0, 0, 1, 2])]:
+    if rng.random() < 0.5:
+        port = rng.randrange(10000, 30000)
         ground.occupy(port)
+        start = shared.train("two ranks", f"{name}-taken", ground, ground.folder / name / "0", job | _port(port))
+        start.words += ["cluster.rendezvous_seconds=5"]
+        yield [start]
+        if ground.expect(start, 1) and "MASTER_PORT must be free" not in start.said():
+            ground.harm("ended otherwise", f"{start.name}: {start.said()[-900:]}")
     yield from two_each(rng, shared, ground, name, job)
+
+
+def _port(port: int) -> dict[str, str]:
+    return {"MASTER_PORT": str(port)}
 
 
 def nodes(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
@@ -123,7 +129,8 @@ def two_each(
     runs = []
     for number in range(2):
         run_dir = ground.folder / name / str(number)
-        command = shared.train("two ranks", f"{name}-{number}", ground, run_dir, job)
+        drawn = _port(10000 + 10000 * number + rng.randrange(10000))  # as job scripts do
+        command = shared.train("two ranks", f"{name}-{number}", ground, run_dir, job | drawn)
         command.nodes = there
         if there:
             command.words += ["trainer.num_nodes=2", "trainer.devices=1", "cluster.max_nodes=2"]
@@ -135,7 +142,7 @@ def two_each(
 
 def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     """Train runs that stage the same packed file on one node. One of them may be killed during the copy."""
-    ground.protect(ground.folder / "node", ["data-1-other/images.h5", "data-1-other/images.h5.other-1.part"])
+    ground.protect(ground.folder / "node", ["data-1-other/images.npy", "data-1-other/images.npy.other-1.part"])
     runs = []
     for number in range(rng.choice([2, 3])):
         run_dir = ground.folder / name / str(number)
@@ -148,8 +155,8 @@ def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     killed.patch = KILLED_IN_THE_COPY
     yield [*[command for _, command, _ in runs], *rng.choice([[], [killed]])]
     yield from finished(shared, ground, runs)
-    for copy in (ground.folder / "node").glob("data-*/images.h5"):
-        if "other" not in copy.parent.name and copy.read_bytes() != (shared.data / "images.h5").read_bytes():
+    for copy in (ground.folder / "node").glob("data-*/images.npy"):
+        if "other" not in copy.parent.name and copy.read_bytes() != (shared.data / "images.npy").read_bytes():
             ground.harm("other results", f"{copy} is not what was packed")
     copies = sum(command.said().count("copying ") for _, command, _ in runs) + killed.said().count("copying ")
     if copies > 1 + killed.said().count("copying "):
@@ -158,15 +165,17 @@ def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 # Simulate the time that copying a large file takes.
 SLOW_COPY = """
-import shutil, time
-copyfile = shutil.copyfile
-shutil.copyfile = lambda *places: (time.sleep(0.5), copyfile(*places))
+import time
+from hpc.packed import staging
+copy_file = staging.copy_file
+staging.copy_file = lambda *places: (time.sleep(0.5), copy_file(*places))
 """
 KILLED_IN_THE_COPY = """
-import os, signal, shutil
+import os, signal
+from hpc.packed import staging
 def half(source, target):
     with open(source, "rb") as there, open(target, "wb") as here:
         here.write(there.read(100))
     os.kill(os.getpid(), signal.SIGKILL)
-shutil.copyfile = half
+staging.copy_file = half
 """

@@ -45,14 +45,14 @@ def sampled(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("".join(json.dumps(event) + "\n" for event in attempts))
     folder = run_dir / "monitor"
     folder.mkdir(exist_ok=True)
-    lines = ["time,attempt,cpu_percent,memory_gb," + ",".join(
-        f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")
-    )]  # fmt: skip
+    names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
+    lines = []
     for when in range(0, 3600, 10):
         busy = 5 if when % 600 < 40 else 90 + when % 70 / 10
-        gpus = f"{busy},30.2,{100 + 5 * busy},60,{busy - 3},30.2,{100 + 5 * busy},61"
-        lines.append(f"{end - 3600 + when},1,{40 + when % 50},80,{gpus}")
-    (folder / f"{attempts[0]['hosts'][0]}.csv").write_text("\n".join(lines) + "\n")
+        gpus = [busy, 30.2, 100 + 5 * busy, 60, busy - 3, 30.2, 100 + 5 * busy, 61]
+        sample = {"time": end - 3600 + when, "attempt": 1, "cpu_percent": 40 + when % 50, "memory_gb": 80}
+        lines.append(json.dumps(sample | dict(zip(names, gpus, strict=True))))
+    (folder / f"node-{attempts[0]['hosts'][0]}.jsonl").write_text("\n".join(lines) + "\n")
     with (folder / "phases.jsonl").open("a") as stream:
         for begin in range(0, 3600, 600):
             for what, since, until in (("validation", 0, 35), ("checkpoint", 35, 40)):
@@ -60,32 +60,18 @@ def sampled(run_dir: Path) -> None:
                 stream.write(json.dumps(phase | {"attempt": 1, "step": begin}) + "\n")
 
 
-@pytest.fixture(scope="module")
-def plan(project: Path, run: Callable, tmp_path_factory) -> Path:
-    """Make the page of a plan."""
-    file = tmp_path_factory.mktemp("plan") / "plan.html"
-    done = run(f"python plan.py trainer=ddp_4node cluster=lumi_g data.global_batch_size=256 plot={file}", project)
-    assert done.returncode == 0, done.stdout
-    return file
-
-
-@pytest.fixture(params=["report", "plan"])
-def any_page(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue({"report": "page"}.get(request.param, request.param))
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK], ids=["phone", "desk"])
-def test_nobody_would_complain(width: int, dark: bool, any_page: Path, tab: Tab) -> None:
-    tab.show(any_page.as_uri(), width, dark=dark)
+def test_nobody_would_complain(width: int, dark: bool, page: Path, tab: Tab) -> None:
+    tab.show(page.as_uri(), width, dark=dark)
     num_figures = tab.evaluate("document.querySelectorAll('figure').length")
-    assert num_figures == 2 if any_page.name == "plan.html" else num_figures >= 8
+    assert num_figures >= 8
     assert tab.evaluate("document.querySelectorAll('figure .scatterlayer').length") >= num_figures
     assert tab.evaluate(EYE) == []
     assert (tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 20, 23)") == dark
     tab.evaluate("document.querySelectorAll('details').forEach((details) => (details.open = true))")
     assert tab.evaluate(EYE) == []
-    assert tab.requests == [any_page.as_uri()]
+    assert tab.requests == [page.as_uri()]
     assert tab.complaints == []
 
 
@@ -145,7 +131,7 @@ def test_without_scripts_a_chart_is_told_in_words(page: Path, tab: Tab) -> None:
     tab.show(page.as_uri(), PHONE)
     tab.call("Emulation.setScriptExecutionDisabled", value=False)
     words = tab.evaluate("document.querySelector('figure > div').innerText")
-    assert words.startswith("loss: ") and "train/loss from" in words
+    assert words.startswith("loss: ") and "step/loss from" in words
 
 
 def test_only_the_page_s_own_scripts_are_executed(page: Path, tab: Tab, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ moved = {name: fit_hardware.mean_squared_error(fit_hardware._move(fit_hardware.S
 print(json.dumps({"start": moved, "at the start": fit_hardware.mean_squared_error(fit_hardware.START, runs)}))
 """
 
-# The trace of a network of the project, and the one that decoder.py computes for it.
+# What a block of a network of the project adds to a traced step, and to the step that decoder.py computes for it; and
+# the forward pass of what lies outside the blocks.
 COMPARE = """
 import json, torch
 from functools import partial
@@ -32,22 +33,32 @@ from decoder import Decoder
 from hpc.plan.tracer import trace_step
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
-DIRECTIONS = "forward", "backward", "recomputed"
-sizes = {"num_layers": 2, "num_heads": 8, "width": 512, "vocab_size": 4096, "block_size": 256}
-traced = trace_step(lambda: Classifier(GPT(**sizes), partial(torch.optim.AdamW, lr=1e-3)), "bf16")
-worked_out = Decoder(layers=2, width=512, heads=8, vocab=4096, time=256, rotary=True, fused_loss=True).trace()
+sizes = {"num_heads": 8, "width": 512, "vocab_size": 4096, "block_size": 256}
+decoder = {"width": 512, "heads": 8, "vocab": 4096, "time": 256, "rotary": True, "fused_loss": True}
+optimizer = partial(torch.optim.AdamW, lr=1e-3)
+
+def trace(layers, again):
+    return trace_step(lambda: Classifier(GPT(num_layers=layers, **sizes), optimizer), "bf16", checkpointing=again)
+
+def work_out(layers, again):
+    return Decoder(layers=layers, **decoder).trace(checkpointing=again)
 
 def flops(works): return sum(work.count * work.flops.at(4) for work in works)
 def moved(works): return sum(work.count * work.bytes.at(4) for work in works if not work.flops.per_example)
-def of_blocks(known, count): return [[count(getattr(block, d)) for d in DIRECTIONS] for block in known.blocks]
 
-print(json.dumps([
-    {"parameters": [block.num_parameters for block in known.blocks],
-     "tensors": [block.num_tensors for block in known.blocks],
-     "flops": of_blocks(known, flops), "moved": of_blocks(known, moved), "output": known.blocks[0].output.per_example,
-     "head": flops(known.parts[-2].forward)}
-    for known in (traced, worked_out)
-]))
+def describe(make):
+    known = {(layers, again): make(layers, again) for layers in (2, 3) for again in (False, True)}
+    def of_block(count):
+        sums = {key: [count(trace.forward), count(trace.backward)] for key, trace in known.items()}
+        once, again = ([three - two for three, two in zip(sums[3, a], sums[2, a])] for a in (False, True))
+        return [*once, again[1] - once[1]]
+    blocks = known[2, False].blocks
+    return {"parameters": [block.num_parameters for block in blocks],
+            "tensors": [block.num_tensors for block in blocks],
+            "flops": of_block(flops), "moved": of_block(moved),
+            "head": 3 * flops(known[2, False].forward) - 2 * flops(known[3, False].forward)}
+
+print(json.dumps([describe(trace), describe(work_out)]))
 """
 
 
@@ -81,9 +92,7 @@ def test_the_constants_can_be_fitted_again(answers):
 @pytest.mark.slow
 def test_a_decoder_that_is_worked_out_is_the_one_that_is_traced(answers):
     traced, worked_out = answers(COMPARE)
-    for same in ("parameters", "tensors", "output", "head"):
+    for same in ("parameters", "tensors", "head"):
         assert traced[same] == worked_out[same], same
-    for ours, theirs in zip(traced["flops"], worked_out["flops"], strict=True):
-        assert ours == pytest.approx(theirs)
-    for ours, theirs in zip(traced["moved"], worked_out["moved"], strict=True):
-        assert ours == pytest.approx(theirs, rel=0.1)
+    assert traced["flops"] == pytest.approx(worked_out["flops"])
+    assert traced["moved"] == pytest.approx(worked_out["moved"], rel=0.1)

@@ -37,17 +37,15 @@ def test_two_nodes_are_measured_inside_and_across(desk):
     report = json.loads((run_dir / "network.json").read_text())
     assert (report["backend"], report["nodes"], report["ranks_per_node"]) == ("gloo", ["n1", "n2"], 2)
     asked = {(p["scope"], p["collective"]) for p in report["points"]}
-    collectives = ("all_reduce", "all_gather", "reduce_scatter")
+    collectives = ("all_reduce", "all_gather")
     assert asked == {(scope, name) for scope in ("within", "across") for name in collectives}
-    assert all(p["low"] <= p["seconds"] <= p["high"] and p["bus_gbs"] > 0 for p in report["points"])
+    assert all(p["seconds"] > 0 and p["bus_gbs"] > 0 for p in report["points"])
     across = report["links"]["across"]
     assert f"{2 * across['gbs'] / 10:.0%} of cluster.network_gbs=10" in table
     assert "cluster.gpu_link_gbs is null" in table
 
-    question = "from hpc.launch.measured_links import load; links = load('test', 'gloo')\n"
-    question += "print(links.across.gbs, links.across.nodes, links.within.ranks, load('test'))"
-    answer = desk.python("-c", f"import sys; sys.path.insert(0, 'src'); {question}")
-    assert answer.stdout.strip() == f"{across['gbs']} ['n1', 'n2'] 2 None", answer.stderr
+    assert (across["nodes"], report["links"]["within"]["ranks"]) == (["n1", "n2"], 2)
+    assert "plan.py" not in table  # what CPUs do over TCP is not what GPUs do
     assert any(run_dir.name in line and "finished" in line for line in desk.python("report.py").stdout.splitlines())
     assert 'code/tools/comm.py" resume=' in (run_dir / "job.sh").read_text()
 

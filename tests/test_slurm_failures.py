@@ -268,7 +268,7 @@ def test_a_requeued_prediction_computes_no_batch_twice(desk):
     ends = [(event["outcome"], event["metrics"]["predict/samples"]) for event in events if event["event"] == "end"]
     assert [outcome for outcome, _ in ends] == ["continue", "finished"] and ends[0][1] < ends[1][1] == 358
     assert sum(int(line) for file in files for line in file.read_text().split()) == 358, "each sample once"
-    assert f"{ends[0][1]} samples are predicted already" in ended.log
+    assert "batches that all ranks have predicted already are passed over" in ended.log
     assert (run_dir / "predictions.pt").exists() and not (run_dir / "predictions").exists()
     said = desk.python("report.py", str(run_dir)).stdout
     assert "predict/samples 358" in said and re.search(r"task +predict", said) and "\n  prediction  " in said
@@ -278,8 +278,8 @@ def test_a_requeued_prediction_computes_no_batch_twice(desk):
 
 @pytest.mark.soak
 def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
-    """Check that all ranks and attempts derive the same run directory from the job's id."""
-    words = "callbacks.witness.fault=hold name=requeued"
+    """Check that all ranks and attempts use the run directory that the script names."""
+    words = "callbacks.witness.fault=hold run_dir=runs/requeued"
     script = desk.project / "hand.sh"
     script.write_text(f"#!/bin/bash\nsrun {TWO_NODES.replace('max_steps=2', 'max_steps=4')} {words}\n")
     options = ["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", "--requeue"]
@@ -287,7 +287,7 @@ def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
         ["sbatch", "--parsable", *options, script], cwd=desk.project, env=desk.env, capture_output=True, text=True
     )
     job = done.stdout.strip()
-    run_dir = desk.project / "runs" / f"requeued_{job}"
+    run_dir = desk.project / "runs" / "requeued"
     wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
     desk.slurm.call("scontrol", "requeue", job)
     # Wait for the requeue first: four steps take less time than Slurm needs for it.

@@ -91,13 +91,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, "src")
-from hpc.config import compose
+from hpc.config import compose, parse
 from hpc.jobs import job, slurm
 root = Path(sys.argv[1])
 words = ["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "faults.retries=2"]
 cfg = compose.compose_overrides(words)
 places = {"run_dir": root / "RUN", "code": root / "RUN/code", "work_dir": root, "venv": None}
-described = job.job_from_config(cfg, **places)
+described = job.job_from_config(parse.parse(cfg), **places)
 work = replace(described, cores_per_task=1, memory_gb=1, is_exclusive=False, partition=None, request=None)
 (root / "job.sh").write_text(slurm.render_job_script(work))
 array = replace(work, run_dir=None, members_file=root / "members", num_members=2)

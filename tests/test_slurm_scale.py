@@ -1,11 +1,8 @@
-"""Test tools/scale.py on a real Slurm: it resumes after an interruption, and its values equal those of TensorBoard."""
+"""Test tools/scale.py on a real Slurm: called again it submits nothing, and its values equal those of TensorBoard."""
 
 import csv
 import json
-import os
-import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -25,13 +22,11 @@ CURVES = {"rate_per_second": "samples_per_second"} | {name: name for name in TIM
 
 @dataclass(frozen=True)
 class Study:
-    """Three calls of the tool: an interrupted one, the same again, and once more when all jobs had finished."""
+    """Two calls of the tool, the second one while jobs are running; and a report when all jobs have finished."""
 
     desk: Desk
-    interrupted: subprocess.Popen[str]
-    said: tuple[str, str]  # output before and after Ctrl-C
-    left: list[str]  # states of the jobs after the interruption
     calls: list[subprocess.CompletedProcess[str]]
+    report: subprocess.CompletedProcess[str]
 
     @property
     def folder(self) -> Path:
@@ -44,24 +39,13 @@ class Study:
 @pytest.fixture(scope="module")
 def study(slurm, bake) -> Study:
     desk = Desk(slurm, made_for_tests(bake(cluster="local")))
-    first = subprocess.Popen(
-        [sys.executable, "tools/scale.py", *WORDS], cwd=desk.project, env=desk.env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's shell ignores it
-    )  # fmt: skip
-    before = ""
-    while "nodes=2 running, nodes=4 running" not in before:
-        line = first.stdout.readline()
-        assert line, before + first.stderr.read()
-        before += line
-    os.killpg(first.pid, signal.SIGINT)  # as a terminal does
-    _, after = first.communicate(timeout=30)
-    folder = desk.project / "study"
-    left = [slurm.show(job(folder, nodes))["JobState"] for nodes in NODES]
-    for nodes in NODES[1:]:
-        (folder / f"nodes-{nodes}" / "go").touch()
     calls = [desk.python("tools/scale.py", *WORDS) for _ in range(2)]
-    return Study(desk, first, (before, after), left, calls)
+    folder = desk.project / "study"
+    for nodes in NODES:
+        (folder / f"nodes-{nodes}" / "go").touch()
+    for nodes in NODES:
+        slurm.wait(job(folder, nodes), 240)
+    return Study(desk, calls, desk.python("report.py", str(folder)))
 
 
 def job(folder: Path, nodes: int) -> str:
@@ -77,21 +61,18 @@ def points(run_dir: Path, tag: str) -> dict[int, float]:
     return {event.step: event.value for event in events.Scalars(tag)}
 
 
-def test_interrupted_it_ends_no_job_and_goes_on(study):
-    before, after = study.said
-    assert study.interrupted.returncode == 130 and "Traceback" not in after, after
-    assert "queued jobs keep running" in after and "python tools/scale.py nodes=1,2,4" in after
-    assert set(study.left[1:]) == {"RUNNING"} and study.left[0] in ("RUNNING", "COMPLETING", "COMPLETED")
-    second = study.calls[0]
-    assert second.returncode == 0 and "job " not in second.stdout, second.stdout + second.stderr
-    assert all(f"nodes={nodes}:\njob {job(study.folder, nodes)}\n" in before for nodes in NODES)
+def test_called_again_it_submits_nothing(study):
+    first, second = study.calls
+    assert first.returncode == second.returncode == 0, first.stdout + first.stderr + second.stdout + second.stderr
+    assert all(f"nodes={nodes}:\njob {job(study.folder, nodes)}\n" in first.stdout for nodes in NODES)
+    assert "job " not in second.stdout and second.stdout.count("it has a run already") == len(NODES)
     assert sorted(path.name for path in study.folder.glob("nodes-*")) == ["nodes-1", "nodes-2", "nodes-4"]
 
 
 def test_its_numbers_are_those_of_the_events_files(study):
     rows = study.rows()
     assert [(int(row["nodes"]), int(row["global_batch_size"])) for row in rows] == [(1, 64), (2, 64), (4, 64)]
-    printed = [line.split() for line in study.calls[0].stdout.splitlines() if line.strip()[:1].isdigit()]
+    printed = [line.split() for line in study.report.stdout.splitlines() if line.strip()[:1].isdigit()]
     for row, cells in zip(rows, printed[-len(rows) :], strict=True):
         run_dir = study.folder / f"nodes-{row['nodes']}"
         times = points(run_dir, "perf/step_seconds")
@@ -110,14 +91,8 @@ def test_its_numbers_are_those_of_the_events_files(study):
 def test_points_of_strong_scaling_end_at_the_same_metric(study):
     values = [points(study.folder / f"nodes-{nodes}", "test/accuracy")[40] for nodes in NODES]
     assert values == pytest.approx([values[0]] * 3, abs=0.006)  # one of 179 images
-    losses = [points(study.folder / f"nodes-{nodes}", "train/loss") for nodes in NODES]
+    losses = [points(study.folder / f"nodes-{nodes}", "step/loss") for nodes in NODES]
     assert list(losses[2].values()) == pytest.approx(list(losses[0].values()), abs=1e-3)
-
-
-def test_done_it_submits_nothing_and_shows_the_same(study):
-    second, third = (call.stdout.splitlines() for call in study.calls)
-    assert study.calls[1].returncode == 0 and "job " not in study.calls[1].stdout
-    assert third[-5:] == second[-5:] and len(study.desk.slurm.call("squeue", "--noheader").stdout.split()) == 0
 
 
 def test_it_leaves_a_page(study):

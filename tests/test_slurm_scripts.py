@@ -44,6 +44,7 @@ def test_a_script_of_slurm(command, desk):
         capture_output=True,
         text=True,
         timeout=180,
+        umask=0o027,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     if command == SUBMIT:  # sbatch --wait would check only every half minute
@@ -53,7 +54,13 @@ def test_a_script_of_slurm(command, desk):
     (run_dir,) = set((desk.project / "runs").glob("*")) - before
     assert "outcome finished" in (run_dir / "verdict").read_text()
     assert sorted(path.name for path in run_dir.glob("rank-*.json")) == [f"rank-{rank}.json" for rank in range(4)]
-    assert run_dir.stat().st_mode & 0o777 == 0o700
+    assert run_dir.stat().st_mode & 0o777 == 0o750, "the umask of who submits it"
+
+
+def test_a_job_that_no_node_can_ever_run_is_told(desk):
+    done = desk.python("submit.py", "cluster=test", *QUIET, "run_dir=runs/large", "cluster.cores_per_gpu=512")
+    assert done.returncode == 2 and "the job would wait for ever, and is not queued" in done.stderr, done.stderr
+    assert not (desk.project / "runs" / "large").exists()
 
 
 def test_what_a_script_says_goes_on(desk):

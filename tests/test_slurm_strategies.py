@@ -71,4 +71,4 @@ def losses(run_dir: Path) -> list[float]:
 
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()
-    return [event.value for event in events.Scalars("train/loss")]
+    return [event.value for event in events.Scalars("step/loss")]

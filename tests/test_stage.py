@@ -33,8 +33,6 @@ def small_environment(project: Path, venv: Path, library: Path = REPO) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     installed = Path(sysconfig.get_path("purelib"))
     (venv / installed.relative_to(sys.prefix) / "borrowed.pth").write_text(f"{installed}\n{library / 'src'}\n")
-    (venv / "share").mkdir(exist_ok=True)
-    shutil.copy(Path(sys.prefix) / "share" / "config-signatures.json", venv / "share")
     places = (project / "constraints.txt", project / "pyproject.toml", library / "pyproject.toml")
     files = [place.read_text().rstrip() for place in places]
     (venv / ".complete-my-research").write_text("\n".join(["pinned", *files]))

@@ -29,7 +29,7 @@ def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 # These curves are equal in every layout; others depend on the micro-batch of one rank.
-OF_ALL_RANKS = re.compile(r"^(train/loss|lr|lr-.*|grad_norm|own/metric|val/.*|test/.*)$")
+OF_ALL_RANKS = re.compile(r"^(step/(loss|lr|grad_norm)|lr-.*|own/metric|val/.*|test/.*)$")
 
 
 def curves_differ(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:

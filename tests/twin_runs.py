@@ -24,7 +24,7 @@ CONTINUE, REJECTED = 85, 2
 LIBRARIES = (
     "lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics",
     "hydra.core.override_parser.overrides_parser", "torchdata.stateful_dataloader",
-    "tensorboard.backend.event_processing.event_accumulator", "hydra", "h5py",
+    "tensorboard.backend.event_processing.event_accumulator", "hydra",
 )  # fmt: skip
 # Ranks agree at every step instead of once a second, so that a short run stops at the requested step.
 AT_ONCE = "from hpc.resume import agreement; agreement.INTERVAL_SECONDS = 0\n"

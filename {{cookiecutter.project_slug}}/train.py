@@ -13,11 +13,12 @@ from hpc.training.attempt import Attempt, run_attempt
 from omegaconf import DictConfig
 
 
-def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
+def train(node: DictConfig, process: RankProcess) -> dict[str, float]:
     """Do the task of the config. Return the test metrics for scripts that call this, on rank 0; elsewhere nothing."""
     # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
     # near the time limit, with the exit code that makes the job resume.
-    with run_attempt(cfg, process) as attempt:
+    with run_attempt(node, process) as attempt:
+        cfg = attempt.cfg
         # They import lightning: only once the config is accepted.
         from hpc.resume.trainer import finish, make_trainer, predict, test
 

@@ -9,8 +9,11 @@ run          the life of a run: its directory, who may write, signals, watchdog,
 jobs         a config becomes a job script for Slurm or PBS; facts of clusters and GPUs
 checkpoint   written whole or absent, read without executing anything, moved between strategies
 state        what a module, its data and its callbacks keep in attributes, and whether it has changed
-data         one global order of samples, loaders, packed files, staging
-training     strategies, what they do to a network, loggers and curves, the start of an attempt
+data         one global order of samples, loaders shared out and resumed, streams
+packed       one large file in the place of many small ones: packing, reading, tokens, staging
+logging      loggers, curves and how far they had come at a checkpoint
+training     strategies, what they do to a network, the start of an attempt
+predict      predictions, written as they are made and joined in order
 resume       stop between two optimizer steps and go on exactly
 monitor      throughput and MFU, samples of each node, profiles, bandwidth of links
 charts       line charts on pages that are one file, and numbers as text

@@ -1,4 +1,3 @@
-"""Hydra looks here for plugins: its own compose, in a notebook, finds hpc's configs, and ${layout:}."""
+"""Hydra looks here for plugins: its own compose, in a notebook, finds hpc's defaults, and ${layout:}."""
 
-from hpc.config import sections as sections
-from hpc.config.compose import LibrarySearchPath as LibrarySearchPath
+from hpc.config import defaults as defaults

@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
 import train
-from hpc.config import compose, preflight
+from hpc.config import arguments, compose, parse
 from hpc.launch import meeting, placement
 from hpc.run import directory, signals
 from hpc.run.program import RankProcess
@@ -27,7 +27,7 @@ def main(out: str, cases: dict[str, list[str]]) -> None:
     for name, overrides in cases.items():
         meeting.open_store = lambda *_, name=name, **__: prefixed(name, store())
         cfg = compose.compose_overrides(overrides)
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
         metrics[name] = train.train(cfg, this)
         for key in (directory.RUN_DIR_VARIABLE, starting_point.BEGUN_VARIABLE):
             os.environ.pop(key, None)  # this run set it

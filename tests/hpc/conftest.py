@@ -15,7 +15,10 @@ import pytest
 from desk import desk as desk
 from fork import ENVIRON, PROJECT, free_port, place
 
+from hpc.config import signatures
 from hpc.config.errors import ExitCode
+
+signatures.is_training = True  # tests import the classes anyway
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

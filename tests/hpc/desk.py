@@ -17,9 +17,10 @@ from hpc.run import directory, environment, snapshot
 from hpc.submit import scheduler, scripts
 
 TOOLS = ["bash", "cat", "cp", "env", "git", "sleep"]
-STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
+STUB = '[ "$1" != --test-only ] || exit 0; '
+STUB += 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
 # Files that job scripts source, copied unchanged. The project has a library of its own, which is no more than these.
-SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]
+SOURCED = [f"src/hpc/jobs/{name}.bash" for name in ("job", "pbs", "pbs_successor", "slurm")]
 FILES = [
     *("train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"),
     "src/hpc/__init__.py",  # a copy of the library

@@ -61,7 +61,7 @@ def fork(
         always_agree()
         if rank == ranks - 1 and stop_at is not None:
             tell(stop_at)
-        exec(patch, {})
+        exec(patch, {"__name__": "patch"})  # the module of its classes
         runpy.run_path(str(PROJECT / "train.py"), run_name="__main__")
         code = 0
     except SystemExit as ended:

@@ -8,11 +8,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from hpc.config import preflight, signatures
+from hpc.config import signatures
+from hpc.config.arguments import check_files
 from hpc.config.build import build
 from hpc.config.compose import compose_overrides, config_groups
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
 from omegaconf import DictConfig, OmegaConf
 
 GROUPS = config_groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
@@ -56,13 +58,9 @@ def compose(*words: str) -> Run:
     needs = [key for key, value in flatten(cfg).items() if value == "???"]
     for key in needs:
         OmegaConf.update(cfg, key, make_up_value(cfg, key))
-    preflight.check_rules(cfg)
-    if needs:
-        for key, node in list_targets(cfg):
-            given = {name: value for name, value in node.items() if value is not None}
-            signatures.check_arguments(key, given, complete=False)
-    else:
-        preflight.check_and_fill_from_files(cfg)
+    checked = parse(cfg)
+    if not needs:
+        check_files(checked)
     return Run(cfg, needs)
 
 

@@ -36,7 +36,7 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 def losses(run_dir: Path) -> list[tuple[int, float]]:
     """Return (step, loss) of each step, as TensorBoard shows it."""
     events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
-    return [(event.step, event.value) for event in events.Scalars("train/loss")]
+    return [(event.step, event.value) for event in events.Scalars("step/loss")]
 
 
 @pytest.mark.parametrize(("experiment", "strategy"), CASES)

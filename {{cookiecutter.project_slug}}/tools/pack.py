@@ -1,4 +1,4 @@
-"""Pack many small files into a large one, once, on a login node, before jobs train on it:"""
+"""Pack many small files into a large one, once, before jobs train on it:"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Measure how training scales with the number of nodes: one job per number, then a table and a page of charts."""
+"""Measure how training scales with the number of nodes: one job per number."""
 
 import sys
 from pathlib import Path

@@ -14,9 +14,13 @@ HERE = Path(__file__).parent
 
 def write_page(charts: Sequence[Chart], path: Path, *, title: str) -> None:
     """Write a page of charts below each other. Raises `OSError`."""
+    path.write_bytes(render_charts(charts, title))
+
+
+def render_charts(charts: Sequence[Chart], title: str) -> bytes:
+    """Return a page of charts below each other."""
     figures = "".join(map(render_figure, charts))
-    body = f'<h1>{escape_text(title)}</h1>\n<div class="charts wide">{figures}</div>\n'
-    path.write_bytes(render_page(title, body))
+    return render_page(title, f'<h1>{escape_text(title)}</h1>\n<div class="charts wide">{figures}</div>\n')
 
 
 def render_page(title: str, body: str) -> bytes:

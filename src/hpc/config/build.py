@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hpc.config import batch_size, freezing
 from hpc.config.errors import ConfigError, first_line, make_printable
 from hpc.config.project import CONFIGS, SOURCES, researcher_packages
+from hpc.config.sections import Config
 
 # The errors of constructors that cannot use the values they are given.
 ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
@@ -35,7 +36,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         raise
 
 
-def build_data(cfg: DictConfig) -> Any:
+def build_data(cfg: Config | DictConfig) -> Any:
     """Build the section `data`, with the batch size under the name that its class takes; None for data=none."""
     if cfg.data.get("_target_") is None:
         return None

@@ -1,15 +1,17 @@
-"""Rules on the section `cluster`: what a scheduler is asked for, and what stands in a job script.
-
-Each raises `ConfigError` for the first value that breaks it.
-"""
+"""Rules on the section `cluster` alone: what a scheduler is asked for, and what stands in a job script."""
 
 import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
-
-from hpc.config.errors import CONTROL_CHARACTERS, ConfigError, require_at_least, require_one_of
-from hpc.config.sections import ClusterConfig
+from hpc.config.errors import CONTROL_CHARACTERS, ConfigError
+from hpc.config.value_rules import at_least, one_of
 from hpc.config.walltime import format_walltime, walltime_seconds
+
+if TYPE_CHECKING:
+    from hpc.config.cluster_section import ClusterConfig
+
+Problems = Iterator[ConfigError | None]
 
 # The options that every job script has, as patterns, and the key of the config that sets each.
 SCRIPT_OPTIONS = {
@@ -42,37 +44,34 @@ SCRIPT_OPTIONS = {
 }
 WORD_KEYS = ("name", "account", "partition", "qos", "constraint", "interface")
 LINE_KEYS = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
-# $NAME or ${NAME}, and what `cluster_for_job_script` writes for ${oc.env:NAME} and ${oc.env:NAME,default}.
+# $NAME or ${NAME}, and what stands there for ${oc.env:NAME} and ${oc.env:NAME,default}.
 BASH_VARIABLE = r'\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(?:[?-][^"`\\${}]*)?\}'
 
 
-def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
-    """Check the whole section."""
-    if cluster.scheduler is not None:
-        require_one_of("cluster.scheduler", cluster.scheduler, choices=["slurm", "pbs"])
-    _check_one_word_keys(cluster)
-    check_login_host(cluster.login_host)
-    _check_one_line_keys(cluster)
-    check_node_local(cluster.node_local)
-    _check_options(cluster)
-    _check_environment(cluster)
-    _check_time(cluster)
+def problems(cluster: "ClusterConfig") -> Problems:
+    """Yield the errors of the section."""
+    yield one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
+    yield from _word_problems(cluster)
+    yield login_host_problem(cluster.login_host)
+    yield from _line_problems(cluster)
+    yield _node_local_problem(cluster.node_local)
+    yield from _option_problems(cluster)
+    yield from _environment_problems(cluster)
+    yield _time_problem(cluster)
+    yield _launcher_problem(cluster)
     for key in ("chain", "rendezvous_seconds"):
-        require_at_least(f"cluster.{key}", getattr(cluster, key), minimum=1)
-    if cluster.scheduler == "slurm" and cluster.chain > 1:
+        yield at_least(f"cluster.{key}", getattr(cluster, key), 1)
+    if cluster.scheduler == "slurm" and (cluster.chain or 1) > 1:
         rule = "must be 1 on Slurm, which itself requeues a job that has not finished its run"
-        raise ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
-    num_workers, num_cores = OmegaConf.select(cfg, "data.num_workers"), cluster.cores_per_gpu
-    if cluster.scheduler and num_cores and isinstance(num_workers, int) and num_workers > num_cores:
-        rule = f"must be at most {num_cores}, the cores of a task on cluster={cluster.name} (cluster.cores_per_gpu)"
-        raise ConfigError("data.num_workers", num_workers, rule, f"data.num_workers={max(num_cores - 1, 1)}")
+        yield ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
 
 
-def check_login_host(host: str | None) -> None:
-    """Check the name of the login node. It stands in a line that people copy into their shells."""
+def login_host_problem(host: str | None) -> ConfigError | None:
+    """Return the error of a name of a login node. It stands in a line that people copy into their shells."""
     if host and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
         rule = "must be the name of a machine, as ssh takes it: letters, digits, dots and dashes"
-        raise ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
+        return ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
+    return None
 
 
 def key_of_option(option: str, scheduler: str | None) -> str | None:
@@ -84,56 +83,72 @@ def key_of_option(option: str, scheduler: str | None) -> str | None:
     return None
 
 
-def _check_one_word_keys(cluster: ClusterConfig) -> None:
+def _word_problems(cluster: "ClusterConfig") -> Problems:
     for key in WORD_KEYS:
         word = getattr(cluster, key) or ""
         if re.search(r"[^!-~]|[\"'`\\$#;]", word):
             rule = "must be one word as the scheduler lists it, without quotes"
-            raise ConfigError(f"cluster.{key}", repr(word), rule, f"cluster.{key}=<{key}>")
+            yield ConfigError(f"cluster.{key}", repr(word), rule, f"cluster.{key}=<{key}>")
 
 
-def _check_one_line_keys(cluster: ClusterConfig) -> None:
-    """Check the values that become lines of a job script, or parts of one."""
-    lines: list[tuple[str, object]] = [("options", line) for line in cluster.options]
+def _line_problems(cluster: "ClusterConfig") -> Problems:
+    """Yield the errors of values that become lines of a job script, or parts of one."""
+    lines: list[tuple[str, object]] = [("options", line) for line in cluster.options or ()]
     lines += [(key, getattr(cluster, key) or "") for key in LINE_KEYS]
     for key, line in lines:
         if not isinstance(line, str) or CONTROL_CHARACTERS.search(line) or "\n" in line:
             rule = "must be text of one line, without control characters; options is a list of such lines"
-            raise ConfigError(f"cluster.{key}", repr(line), rule, "one list entry per line")
+            yield ConfigError(f"cluster.{key}", repr(line), rule, "one list entry per line")
 
 
-def check_node_local(folder: str | None) -> None:
-    """Check the folder on a node. It stands between double quotes in job scripts, and bash must run nothing in it."""
+def _node_local_problem(folder: str | None) -> ConfigError | None:
+    """Return the error of a folder on a node. It stands between double quotes, and bash must run nothing in it."""
     plain, text = None, folder or ""
     while text != plain:  # from the inside out: a default of `${oc.env:}` may be another variable
         plain, text = text, re.sub(BASH_VARIABLE, "", text, flags=re.ASCII)
     if re.search(r'["`\\$]', text):
         rule = "must be a folder, in which $NAME or ${NAME} stands for an environment variable"
-        raise ConfigError("cluster.node_local", repr(folder), rule, "cluster.node_local='$TMPDIR'")
+        return ConfigError("cluster.node_local", repr(folder), rule, "cluster.node_local='$TMPDIR'")
+    return None
 
 
-def _check_options(cluster: ClusterConfig) -> None:
-    """Check that no option repeats one of the job script.
+def _option_problems(cluster: "ClusterConfig") -> Problems:
+    """Yield the errors of options that repeat one of the job script.
 
     The scheduler would obey the later one, and the rest of the config would not follow.
     """
-    for option in cluster.options:
+    for option in filter(lambda option: isinstance(option, str), cluster.options or ()):
         if key := key_of_option(option, cluster.scheduler):
             rule = f"must not set what the job script already has from {key.rstrip('=')}"
-            raise ConfigError("cluster.options", option, rule, f"{key}, and without this option")
+            yield ConfigError("cluster.options", option, rule, f"{key}, and without this option")
 
 
-def _check_environment(cluster: ClusterConfig) -> None:
-    for name, value in cluster.env.items():
+def _environment_problems(cluster: "ClusterConfig") -> Problems:
+    for name, value in (cluster.env or {}).items():
         ends_quotes = re.search(r'["`\\\n]|\$\(', str(value)) or CONTROL_CHARACTERS.search(str(value))
         if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or ends_quotes:
             rule = "must be NAME: value, with a value that can stand between double quotes in the job script"
             fix = "leave out quotes, backslashes and commands; $VARIABLES are expanded"
-            raise ConfigError(f"cluster.env.{name}", repr(value), rule, fix)
+            yield ConfigError(f"cluster.env.{name}", repr(value), rule, fix)
 
 
-def _check_time(cluster: ClusterConfig) -> None:
-    seconds = walltime_seconds("cluster.time", cluster.time)
-    if cluster.max_time and seconds > (max_seconds := walltime_seconds("cluster.max_time", cluster.max_time)):
-        rule = f"must be at most {cluster.max_time}, the longest time of a job on cluster={cluster.name}"
-        raise ConfigError("cluster.time", cluster.time, rule, f"cluster.time={format_walltime(max_seconds)}")
+def _launcher_problem(cluster: "ClusterConfig") -> ConfigError | None:
+    """Return the error of PBS's launcher that does not start the ranks themselves, as until version 0.3."""
+    launcher = cluster.launcher
+    if cluster.scheduler != "pbs" or launcher in (None, "pbs_tmrsh") or "{ranks}" in launcher:
+        return None
+    rule = "must start one process per device: pbs_tmrsh, or a command of the site with {ranks}, their number"
+    fix = "cluster.launcher=pbs_tmrsh, or 'mpiexec -n {ranks} --ppn {tasks}' in the cluster's file"
+    return ConfigError("cluster.launcher", launcher, rule, fix)
+
+
+def _time_problem(cluster: "ClusterConfig") -> ConfigError | None:
+    try:
+        seconds = walltime_seconds("cluster.time", cluster.time) if cluster.time is not None else 0
+        max_seconds = walltime_seconds("cluster.max_time", cluster.max_time) if cluster.max_time else seconds
+    except ConfigError as error:
+        return error
+    if seconds <= max_seconds:
+        return None
+    rule = f"must be at most {cluster.max_time}, the longest time of a job on cluster={cluster.name}"
+    return ConfigError("cluster.time", cluster.time, rule, f"cluster.time={format_walltime(max_seconds)}")

@@ -32,6 +32,16 @@ class _Replace(argparse.Action):
         raise ConfigError(str(option), values or None, rule, fix)
 
 
+class _Help(argparse.Action):
+    """Prints the help, or that of the keys of the config that follow, and exits with 0."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        from hpc.config import documentation  # only here: it reads the sources
+
+        print("\n\n".join(map(documentation.describe, values)) if values else parser.format_help().rstrip("\n"))
+        parser.exit()
+
+
 class ConfigGroupsParser(ArgumentParser):
     """A parser whose help lists the files of configs/. Only `--help` looks them up, not every rank of a job."""
 
@@ -44,7 +54,12 @@ class ConfigGroupsParser(ArgumentParser):
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser of what every verb accepts: overrides, `--help`, and Hydra's flags."""
-    parser = ConfigGroupsParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = ConfigGroupsParser(description=description, formatter_class=formatter, add_help=False)
+    keys_help = "show this help, or what keys of the config mean: --help seed cluster.chain"
+    parser.add_argument(
+        "--help", "-h", nargs="*", metavar="KEY", action=_Help, default=argparse.SUPPRESS, help=keys_help
+    )
     overrides_help = "a choice of a config group, or a value of a key of the config"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides_help, type=_require_value)
     parser.add_argument("--cfg", "-c", choices=["job"], help="print the composed config and exit")

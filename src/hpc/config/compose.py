@@ -8,38 +8,24 @@ from typing import NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
     MissingConfigException,
     OverrideParseException,
 )
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config import trainer_arguments, typed_words
-from hpc.config.conversion import flatten, format_list_override, reject_former_key
+from hpc.config import defaults, personal_clusters, trainer_arguments, typed_words
+from hpc.config.conversion import flatten, format_list_override
 from hpc.config.errors import ConfigError, closest_word, first_line, suggest_key
-from hpc.config.personal_clusters import apply_personal_values, load_personal_values
-from hpc.config.project import CONFIGS, HPC
+from hpc.config.project import CONFIGS
 from hpc.system import home
 
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
-
-
-class LibrarySearchPath(SearchPathPlugin):
-    """Let Hydra find the files of hpc/configs/, the defaults of all keys, after those of a project."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append their package; of the copy of a job's code, the library's files in that copy."""
-        for folder in [Path(entry.path) for entry in search_path.get_path() if entry.provider == "main"]:
-            copied = folder.parent / "src" / HPC / "configs"
-            search_path.append(HPC, str(copied) if (copied / "__init__.py").is_file() else f"pkg://{HPC}.configs")
 
 
 def select_overrides(argv: Sequence[str]) -> list[str]:
@@ -60,6 +46,7 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     configs = configs or CONFIGS
     for override in overrides:
         typed_words.reject_forbidden(override)
+    values = personal_clusters.register(is_used=personal)
     try:
         with initialize_hydra(configs):
             words = [typed_words.in_hydras_grammar(override) for override in overrides]
@@ -85,13 +72,10 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
     if cfg.get("name", "") is None:
         cfg.name = _default_name(choices)
-    _check_cluster_name(cfg, str(choices.get("cluster")))
-    if personal and (values := load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
-        with initialize_hydra(configs):
-            search_path = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
-            default = hydra_compose("train", [*search_path, f"cluster={choices.get('cluster')}"]).cluster
-        typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
-        apply_personal_values(values, cfg.cluster, default=default, typed=typed)
+    cluster = str(choices.get("cluster"))
+    is_taken = f"{personal_clusters.GROUP}@cluster" in choices
+    personal_clusters.check(values, name=cluster, is_taken=is_taken)
+    _check_cluster_name(cfg, cluster)
     trainer_arguments.read_as_lightning(cfg)
     _take_checkpoint_of_run(cfg)
     return cfg
@@ -119,7 +103,7 @@ def config_groups(configs: Path | None = None) -> dict[str, list[str]]:
 
 def initialize_hydra(configs: Path) -> initialize_config_dir:
     """Return the context in which Hydra composes the files of `configs/`, and the defaults that hpc has."""
-    Plugins.instance().register(LibrarySearchPath)
+    defaults.register(configs)
     return initialize_config_dir(str(configs), version_base="1.3")
 
 
@@ -204,7 +188,6 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
         raise ConfigError(match[1], None, rule, fix) from None
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
-        reject_former_key(key)
         raise _unknown_key_error(key, overrides, configs=configs)
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"

@@ -1,12 +1,11 @@
-"""Errors of a config or a command line: what was given, what must be, what to type; checks of one value; exit codes."""
+"""Errors of a config or a command line: what was given, what must be, what to type; exit codes."""
 
 import argparse
 import difflib
 import errno
-import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
@@ -87,13 +86,32 @@ def _sentence(key: str, value: object, rule: str) -> str:
     return f"{key}: {rule}{end}" if value is None else f"{key}={given}: {rule}{end}"
 
 
+class ConfigErrors(ConfigError):
+    """Several mistakes of one config, printed together. To whoever handles one error, it is the first of them."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        first = problems[0]
+        super().__init__(first.key, first.value, first.rule, first.fix, only_this_rank=first.only_this_rank)
+        self.problems = tuple(problems)
+        self.args = ("\nConfigError: ".join(map(str, problems)),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
+
 class RunFinished(ConfigError):
     """The run has nothing left to do. For a job that the scheduler has requeued, this is no mistake."""
 
 
+class StartFailed(ConfigError):
+    """This start met an obstacle that the next one may not meet, such as a taken port. A job starts again after it."""
+
+
 @contextmanager
 def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
-    """Print a `ConfigError` on stderr, without a traceback, and exit with code 2; after `RunFinished`, with code 0.
+    """Print a `ConfigError` on stderr, without a traceback, and exit with code 2; after `RunFinished` with 0.
+
+    After `StartFailed` the code is 1, by which a job script knows that another start may succeed.
 
     Args:
         is_reporting_rank: whether this rank prints an error that all ranks know.
@@ -110,7 +128,7 @@ def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
             raise
         if is_reporting_rank or error.only_this_rank:
             _print(error)
-        sys.exit(ExitCode.REJECTED)
+        sys.exit(ExitCode.FAILED if isinstance(error, StartFailed) else ExitCode.REJECTED)
 
 
 def _as_config_error(error: Exception) -> ConfigError | None:
@@ -137,29 +155,15 @@ def convert_omegaconf_error(error: "OmegaConfBaseException") -> ConfigError:
     )
 
 
-def require_one_of(key: str, value: str, *, choices: list[str]) -> None:
-    """Raise `ConfigError` unless the value is one of the choices."""
-    if value not in choices:
-        fix = f"{key}={closest_word(value, choices, choices[0])}"
-        raise ConfigError(key, value, f"must be one of {', '.join(choices)}", fix)
-
-
-def require_at_least(key: str, value: float, *, minimum: int) -> None:
-    """Raise `ConfigError` if the value is below the minimum."""
-    if value < minimum:
-        raise ConfigError(key, value, f"must be at least {minimum}", f"{key}={max(minimum, 1)}")
-
-
-def require_at_most(key: str, value: float, *, maximum: int) -> None:
-    """Raise `ConfigError` if the value is above the maximum."""
-    if value > maximum:
-        raise ConfigError(key, value, f"must be at most {maximum}", f"{key}={maximum}")
-
-
-def require_positive(key: str, value: float) -> None:
-    """Raise `ConfigError` unless the value is finite and above 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(key, value, "must be a finite number above 0", f"{key}=10")
+def raise_problems(problems: Iterable[ConfigError | None]) -> None:
+    """Raise all problems as one error; do nothing if there are none. Of a key, only the first one is told."""
+    by_key: dict[str, ConfigError] = {}
+    for problem in problems:
+        for single in getattr(problem, "problems", (problem,)):
+            if single is not None and not by_key.keys() & set(keys := single.key.split(", ")):
+                by_key |= dict.fromkeys(keys, single)
+    if distinct := list(dict.fromkeys(by_key.values())):
+        raise distinct[0] if len(distinct) == 1 else ConfigErrors(distinct)
 
 
 def closest_word(word: str, words: Iterable[str], default: str) -> str:

@@ -23,11 +23,18 @@ def require(extra: str, key: str, value: object, *, modules: Sequence[str] | Non
         key: of the config that needs them, and its value.
         modules: those that are needed; None: all of the extra.
     """
-    if missing := [name for name in modules or MODULES[extra] if not _is_installed(name)]:
-        rule = f"This needs packages that are not installed: {', '.join(missing)}"
+    if error := missing(extra, key, value, modules=modules):
+        raise error
+
+
+def missing(extra: str, key: str, value: object, *, modules: Sequence[str] | None = None) -> ConfigError | None:
+    """Return the error that `require` raises, or None."""
+    if names := [name for name in modules or MODULES[extra] if not _is_installed(name)]:
+        rule = f"This needs packages that are not installed: {', '.join(names)}"
         packages = [re.split(r"[^\w.-]", requirement)[0] for requirement in versions.read_extra(extra)]
         fix = f"python -m pip install -c constraints.txt {shlex.join(packages)}"
-        raise ConfigError(key, value, rule, fix)
+        return ConfigError(key, value, rule, fix)
+    return None
 
 
 def _is_installed(module: str) -> bool:

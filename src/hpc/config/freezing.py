@@ -2,16 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers.oc import decode, env
 
-from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
-from hpc.config.sections import ClusterConfig
 
 FORBIDDEN_CHARACTER = "`"  # no value of cluster.env may hold one
 
@@ -60,19 +57,9 @@ def with_references(value: Any, references: Mapping[str, str]) -> Any:
     return references.get(value, value) if isinstance(value, str) else value
 
 
-def cluster_for_job_script(cfg: DictConfig) -> ClusterConfig:
-    """Return the cluster section with `${oc.env:NAME}` as a variable of bash, since its value may be a secret.
-
-    This holds for container, node_local and env, which stand in the script. What the scheduler itself reads,
-    such as an account, is resolved: the scheduler expands no variables, and shows such values to everybody.
-
-    Raises:
-        ConfigError: a key that the cluster's file cannot have, or a value of another type.
-    """
-    cluster = to_dataclass(ClusterConfig, cfg.cluster, name="cluster")
-    with resolve_environment_with(_bash_variable):
-        env = {str(key): str(value) for key, value in cfg.cluster.env.items()}
-        return replace(cluster, container=cfg.cluster.container, node_local=cfg.cluster.node_local, env=env)
+def environment_as_bash() -> AbstractContextManager[None]:
+    """Resolve `${oc.env:NAME}` as a variable of bash, meanwhile: its value may be a secret: job scripts are read."""
+    return resolve_environment_with(_bash_variable)
 
 
 def escape_quotes(value: str) -> str:

@@ -1,56 +1,65 @@
-"""One user's own values for clusters, such as account and partition, for every project made from the template."""
+"""One user's own values for clusters, such as account and partition, for every project made from the template.
+
+The line `- optional personal@cluster: ${cluster}` of configs/train.yaml takes them, after the cluster's file.
+"""
 
 import os
-from collections.abc import Set
+from dataclasses import fields
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
-from hpc.config.conversion import reject_former_key
 from hpc.config.errors import ConfigError, first_line, suggest_key
+from hpc.config.project import TRAIN
+from hpc.config.sections import ClusterConfig
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
 
 PERSONAL_CLUSTERS = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
+GROUP = "personal"
 
 
-def load_personal_values(cluster: str) -> dict[str, Any]:
-    """Return this user's own values for a cluster; none if the file does not name it.
+def register(*, is_used: bool) -> dict[str, Any]:
+    """Give the user's values to Hydra, as the group `personal`, and return them by cluster.
+
+    Args:
+        is_used: whether they count; otherwise Hydra forgets them.
 
     Raises:
         ConfigError: the file cannot be read, or is not of cluster names with keys.
     """
-    if not PERSONAL_CLUSTERS.is_file():
+    store: Any = ConfigStore.instance()
+    store.repo.pop(GROUP, None)
+    if not is_used or not PERSONAL_CLUSTERS.is_file():
         return {}
     try:
-        return dict((OmegaConf.to_container(load_yaml(PERSONAL_CLUSTERS)).get(cluster) or {}).items())  # type: ignore
+        values: dict[str, Any] = OmegaConf.to_container(load_yaml(PERSONAL_CLUSTERS)) or {}  # type: ignore[assignment]
+        values = {str(name): dict(keys or {}) for name, keys in values.items()}
+        for name, keys in values.items():
+            store.store(name=name, node=OmegaConf.create(keys), group=GROUP, provider=str(PERSONAL_CLUSTERS))
     except YAML_ERRORS as error:
         rule = f"must be YAML, cluster names with keys of a cluster's file: {first_line(error)}"
-        raise ConfigError(str(PERSONAL_CLUSTERS), None, rule, f"{cluster}: {{account: ...}}") from None
+        raise ConfigError(str(PERSONAL_CLUSTERS), None, rule, "NAME: {account: ...}") from None
+    return values
 
 
-def apply_personal_values(values: dict[str, Any], cluster: DictConfig, *, default: DictConfig, typed: Set[str]) -> None:
-    """Replace values of the cluster by the user's own, except those that are typed or set by an experiment.
+def check(values: dict[str, Any], *, name: str, is_taken: bool) -> None:
+    """Check the user's values of one cluster.
 
     Args:
-        default: the cluster without any other override or experiment.
-        typed: the keys that are typed.
+        name: of the cluster.
+        is_taken: whether the project's configs take them.
 
     Raises:
-        ConfigError: a key that clusters do not have.
+        ConfigError: a key that clusters do not have, or values that would not count.
     """
-    now, before = (OmegaConf.to_container(node, resolve=False) for node in (cluster, default))
-    assert isinstance(now, dict) and isinstance(before, dict)
-    for key, value in values.items():
-        if key not in now:
-            reject_former_key(f"cluster.{key}")
-            fix = suggest_key(key, map(str, cluster))
+    if name in values and not is_taken:
+        rule = f"must take your values of {PERSONAL_CLUSTERS}"
+        fix = f"the line '- optional {GROUP}@cluster: ${{cluster}}' below '- cluster: ...' in {TRAIN}"
+        raise ConfigError("defaults", None, rule, fix)
+    known = [field.name for field in fields(ClusterConfig)]
+    for key in values.get(name, {}):
+        if key not in known:
+            fix = suggest_key(str(key), known)
             raise ConfigError(f"{PERSONAL_CLUSTERS}: {key}", None, "must be a key of a cluster's file", fix)
-        if f"cluster.{key}" in typed:
-            continue
-        if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra merges it
-            unchanged = {name for name in value if now[key].get(name) == (before.get(key) or {}).get(name)}
-            with open_dict(cluster[key]):
-                cluster[key].update({name: value[name] for name in unchanged if f"cluster.{key}.{name}" not in typed})
-        elif now[key] == before.get(key):
-            cluster[key] = value

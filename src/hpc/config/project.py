@@ -72,16 +72,16 @@ def is_project_code(module: str) -> bool:
     return module.partition(".")[0] in (HPC, *researcher_packages())
 
 
-def folder_of_sources(module: str) -> Path:
-    """Return the folder in which the package of a module lies, of this library or of the researcher."""
-    return LIBRARY.parent if module.partition(".")[0] == HPC else SOURCES
+def source_file(module: str) -> Path:
+    """Return the file of a module of this library or of the researcher, whether there is one or not."""
+    folder = LIBRARY.parent if module.partition(".")[0] == HPC else SOURCES
+    path = folder.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def config_files() -> list[Path]:
-    """Return the YAML files of the project's configs/, and those of the library."""
-    return sorted(
-        path for folder in (CONFIGS, LIBRARY / "configs") for path in folder.rglob("*.yaml") if path.is_file()
-    )
+    """Return the YAML files of the project's configs/."""
+    return sorted(path for path in CONFIGS.rglob("*.yaml") if path.is_file())
 
 
 def project_name() -> str:

@@ -1,32 +1,44 @@
-"""The arguments that a `_target_` accepts, known without importing it.
+"""The arguments that a `_target_` accepts: read by importing it once, then remembered by content.
 
-The project's own classes are read from their source. Libraries are imported once, when the environment is made
-(`python -m hpc.config.signatures`), and their signatures are cached per package version. Only a target that is not in
-the cache is imported later.
+train.py imports the classes in its own process, as it needs them anyway. Other programs let a process of its own do so
+(`python -m hpc.config.signatures`), which stays away from their memory and output. What is remembered of a library
+holds for its version, and of other code for the files of the class and its bases, as they were.
 """
 
-import inspect
 import json
 import os
-import pkgutil
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from hpc.config import source_signatures
 from hpc.config.errors import ConfigError, first_line, join_key, make_printable, suggest_key
-from hpc.config.project import SOURCES, config_files, is_project_code
-from hpc.config.source_signatures import Signature
+from hpc.config.project import PROJECT, child_environment, config_files, is_project_code, project_name, source_file
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
+from hpc.system import home
 
-CACHE_FILE = Path(sys.prefix) / "share" / "config-signatures.json"
+MAX_VERSIONS = 4  # of a target that are remembered: projects of the same name, or two branches in turn
+is_training = False  # whether this process imports the classes anyway
+_known: dict[str, "Signature | ConfigError"] = {}  # in this process
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a callable."""
+
+    parameters: dict[str, str]  # name → annotation as text, "" if there is none
+    required: list[str]
+    accepts_any: bool = False  # **kwargs that cannot be followed any further
+    has_tensor_parallel_plan: bool = False  # of a class
 
 
 def read_signature(target: str) -> Signature:
@@ -35,13 +47,41 @@ def read_signature(target: str) -> Signature:
     Raises:
         ConfigError: there is no such module or name.
     """
-    if is_project_code(target):
-        return source_signatures.read_source_signature(target, read_signature)
-    signatures = _current_signatures()
-    if target not in signatures:
-        signatures = signatures | {target: asdict(_import_signature(target))}
-        _write_cache(signatures)
-    return Signature(**signatures[target])
+    learn([target])
+    signature = _known.get(target, Signature({}, [], accepts_any=True))  # the latter: see `learn`
+    if isinstance(signature, ConfigError):
+        raise signature
+    return signature
+
+
+def learn(targets: Iterable[str]) -> None:
+    """Find out the signatures of all these targets, with one import of what is not remembered.
+
+    Nothing is imported, and nothing known of them, where torch or lightning is not supported.
+    """
+    unknown = [target for target in dict.fromkeys(targets) if target not in _known]
+    if not unknown:
+        return
+    memory = _read_memory()
+    for target in unknown:
+        fresh = (entry for entry in memory.get(target, ()) if _is_current(entry["read_from"]))
+        if entry := next(fresh, None):
+            _known[target] = Signature(**entry["signature"])
+    if not (missing := [target for target in unknown if target not in _known]):
+        return
+    from hpc.config import signature_reader, versions  # only here: what is remembered needs neither
+
+    if versions.unsupported_packages():  # their import may fail; all ranks, or submit.py, reject them by a sentence
+        return
+    answers = signature_reader.read(missing) if is_training else _ask_reader(missing)
+    for target, answer in answers.items():
+        if "error" in answer:
+            _known[target] = ConfigError(*answer["error"])
+            continue
+        _known[target] = Signature(**answer["signature"])
+        if answer["read_from"] is not None:
+            memory[target] = [answer, *memory.get(target, ())][:MAX_VERSIONS]
+    _write_memory(memory)
 
 
 def find_targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
@@ -56,33 +96,6 @@ def find_targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
             yield from find_targets(value, f"{prefix}.{index}")
 
 
-def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
-    """Check the keys and the plain values of one `_target_` node against the signature of its target.
-
-    Args:
-        complete: whether required arguments must be there.
-
-    Raises:
-        ConfigError: unknown or missing arguments, or a value that is plainly of another type.
-    """
-    target = node["_target_"]
-    signature = read_signature(target)
-    given = {name: value for name, value in node.items() if not (name.startswith("_") and name.endswith("_"))}
-    for name, value in given.items():
-        if name not in signature.parameters and not signature.accepts_any:
-            raise unknown_argument_error(key, name, target=target, signature=signature)
-        if (annotation := signature.parameters.get(name, "")) and not is_compatible(value, annotation):
-            rule, fix = f"must be of type {annotation}", f"{key}.{name}=<{annotation}>"
-            if isinstance(value, str) and re.fullmatch(r"[\d.e+-]+|true|false|null", value):
-                value = repr(value)
-                fix += f'; of an environment variable {key}.{name}="$NAME", so that the shell fills it in'
-            raise ConfigError(f"{key}.{name}", value, rule, fix)
-    missing = [f"{key}.{name}" for name in signature.required if name not in given]
-    if complete and missing and not node.get("_partial_") and not node.get("_args_"):
-        rule = f"must be given, as {target} requires {'it' if len(missing) == 1 else 'them'}"
-        raise ConfigError(", ".join(missing), None, rule, " ".join(f"{name}=..." for name in missing))
-
-
 def unknown_argument_error(key: str, name: str, *, target: str, signature: Signature) -> ConfigError:
     """Return the error of an argument `name` that the target of the node `key` does not take."""
     names = sorted(signature.parameters)
@@ -94,7 +107,7 @@ def is_compatible(value: object, annotation: str) -> bool:
     """Return whether a config value can be of the type that an annotation names; True if that cannot be decided."""
     if isinstance(value, dict) and "_target_" in value:
         return True  # Hydra puts the object in its place
-    if re.fullmatch(r"Callable(\[.*\])?|(torch\.)?nn\.Module", annotation):
+    if re.fullmatch(r"Callable(\[.*\])?|(torch\.)?nn\.Module|torch\.nn\.modules\.module\.Module", annotation):
         return isinstance(value, dict)  # a node
     annotation = re.sub(r"list\[\w+\]", "list", annotation)
     if not annotation or "[" in annotation:
@@ -110,7 +123,7 @@ def is_compatible(value: object, annotation: str) -> bool:
     return any(isinstance(value, plain[kind]) for kind in kinds - {"bool"})  # type: ignore[arg-type]
 
 
-def fill_cache() -> None:
+def remember_all() -> None:
     """Read the signatures of all targets that the files of configs/ name, so that later checks import nothing.
 
     A file that is no YAML, or names what cannot be found, concerns only a run that uses it.
@@ -124,74 +137,88 @@ def fill_cache() -> None:
             print(make_printable(text), file=sys.stderr)
 
 
-def _import_signature(target: str) -> Signature:
-    """Import a class or function of a library, and return its signature."""
-    try:
-        target_object = pkgutil.resolve_name(target)  # also a method of a class
-    except Exception as error:  # other people's code may raise any as it is imported
-        fix = "install it or correct the name in configs/"
-        if (folder := SOURCES / target.partition(".")[0]).is_dir():  # hidden by an installed package of its name
-            fix = f"an empty file {folder / '__init__.py'}, which makes that folder a package of the project"
-        raise ConfigError("_target_", target, f"The class cannot be imported: {first_line(error)}", fix) from None
-    try:
-        parameters = inspect.signature(target_object).parameters.values()
-    except (ValueError, TypeError):  # written in C, or no callable, as building it will say
-        return Signature({}, [], accepts_any=True)
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return Signature(
-        {p.name: _annotation_text(p) for p in named},
-        [p.name for p in named if p.default is p.empty],
-        any(p.kind is p.VAR_KEYWORD for p in parameters),
-    )
+def stamp(module: str) -> tuple[str, str] | None:
+    """Return by what to recognize that a module is as it was: its package and version, or its name and a digest.
+
+    None if it can be neither.
+    """
+    package = module.partition(".")[0]
+    if is_project_code(module):
+        return module, _digest(source_file(module))
+    if package_version := _package_version(package):
+        return package, package_version
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return (file, _digest(Path(file))) if file else None
 
 
-def _annotation_text(parameter: inspect.Parameter) -> str:
-    """Return an annotation as it is written today, `int | None`, also where only the default is None."""
-    text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
-    text = text.replace("typing.", "")
-    text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
-    text = re.sub(r"^Union\[(.*?)\]", lambda match: match.group(1).replace(", ", " | "), text)
-    return source_signatures.with_none(text) if parameter.default is None else text
-
-
-def _package_versions(signatures: dict[str, dict]) -> dict[str, str]:
-    return {package: _package_version(package) for package in {target.split(".")[0] for target in signatures}}
+def _is_current(read_from: dict[str, str]) -> bool:
+    """Return whether all that a signature was read from is as it was: see `stamp`."""
+    for name, was in read_from.items():
+        if os.path.isabs(name):
+            now = _digest(Path(name))
+        else:
+            now = _digest(source_file(name)) if is_project_code(name) else _package_version(name)
+        if now != was:
+            return False
+    return True
 
 
 @cache
 def _package_version(package: str) -> str:
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return ""  # no distribution has that name: its signatures are never taken from the cache
+    return ""
 
 
 @cache
-def _read_cache() -> dict[str, Any]:
+def _digest(file: Path) -> str:
+    with suppress(OSError):
+        return sha256(file.read_bytes()).hexdigest()[:32]
+    return ""
+
+
+def _ask_reader(targets: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the answers of a process that imports these targets."""
+    command = [sys.executable, "-m", "hpc.config.signature_reader"]
+    done = subprocess.run(
+        command,
+        input=json.dumps(targets),
+        env=child_environment(os.environ),
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
     try:
-        return json.loads(CACHE_FILE.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"versions": {}, "signatures": {}}
+        return json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last_line = (done.stderr.strip().splitlines() or [f"the import ended with exit code {done.returncode}"])[-1]
+        error = ["_target_", ", ".join(targets), f"These classes cannot be imported: {last_line}", "correct them"]
+        return {target: {"error": error} for target in targets}
 
 
-def _current_signatures() -> dict[str, dict]:
-    """Return the cached signatures of packages that are still installed in the version that was read."""
-    stored = _read_cache()
-    current = {package for package, was in stored["versions"].items() if was and _package_version(package) == was}
-    return {target: parts for target, parts in stored["signatures"].items() if target.split(".")[0] in current}
-
-
-def _write_cache(signatures: dict[str, dict]) -> None:
-    text = json.dumps({"versions": _package_versions(signatures), "signatures": signatures}, indent=1)
+def _memory_file() -> Path | None:
     try:
-        CACHE_FILE.parent.mkdir(parents=True, exist_ok=True)
-        temporary = CACHE_FILE.with_suffix(f".{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(CACHE_FILE)
-    except OSError:
-        return  # an environment shared read-only: the next process imports again
-    _read_cache.cache_clear()
+        return home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "signatures.json"
+    except (OSError, ValueError, KeyError):  # a project without a name
+        return None
+
+
+def _read_memory() -> dict[str, list[dict[str, Any]]]:
+    with suppress(OSError, ValueError):
+        memory = json.loads(file.read_text(encoding="utf-8")) if (file := _memory_file()) else {}
+        return memory if isinstance(memory, dict) else {}
+    return {}
+
+
+def _write_memory(memory: dict[str, list[dict[str, Any]]]) -> None:
+    with suppress(OSError):  # a home that is full or read-only: the next process imports again
+        if file := _memory_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(memory, indent=1), encoding="utf-8")
+            temporary.replace(file)
 
 
 if __name__ == "__main__":
-    fill_cache()
+    is_training = True  # one process reads them all
+    remember_all()

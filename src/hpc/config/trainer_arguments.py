@@ -1,5 +1,6 @@
 """The arguments of Lightning's Trainer: read as Lightning reads them; those that this project sets elsewhere."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -53,43 +54,39 @@ def read_as_lightning(cfg: DictConfig) -> None:
         trainer.update(read)
 
 
-def check_trainer_arguments(cfg: DictConfig) -> None:
-    """Check that no argument is given that has no effect here, or another one than in Lightning.
-
-    Raises:
-        ConfigError: it says what to type instead.
-    """
+def argument_problems(cfg: DictConfig) -> Iterator[ConfigError]:
+    """Yield the errors of arguments that have no effect here, or another one than in Lightning."""
     trainer = cfg.trainer
     for key, fix in BUILT_BY_TRAIN.items():
         if key in trainer:
             rule = "must be left out, as train.py builds it from another part of the config"
-            raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
+            yield ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
     if str(trainer.get("default_root_dir")) not in ("None", str(cfg.run_dir)):
         rule = "must be the run directory, which run_dir= names"
         folder = trainer.default_root_dir
         fix = f"run_dir={folder if isinstance(folder, str) else '<a directory>'}"
-        raise ConfigError("trainer.default_root_dir", folder, rule, fix)
+        yield ConfigError("trainer.default_root_dir", folder, rule, fix)
     if trainer.get("barebones"):
         rule = "must be false: a run cannot be saved and resumed without callbacks"
         fix = "callbacks=null logger=null, which leaves out all others; trainer.fast_dev_run=true tries a few batches"
-        raise ConfigError("trainer.barebones", True, rule, fix)
+        yield ConfigError("trainer.barebones", True, rule, fix)
     if trainer.get("use_distributed_sampler"):
         rule = "must be false, as the samples are shared out among the ranks already"
-        raise ConfigError("trainer.use_distributed_sampler", True, rule, "trainer.use_distributed_sampler=false")
-    _check_devices(trainer.get("devices"), accelerator=trainer.get("accelerator"))
-    _check_strategy(trainer.get("strategy"), key=_strategy_key(cfg))
+        yield ConfigError("trainer.use_distributed_sampler", True, rule, "trainer.use_distributed_sampler=false")
+    yield from _device_problems(trainer.get("devices"), accelerator=trainer.get("accelerator"))
+    yield from _strategy_problems(trainer.get("strategy"), key=_strategy_key(cfg))
 
 
-def _check_devices(devices: Any, *, accelerator: Any) -> None:
+def _device_problems(devices: Any, *, accelerator: Any) -> Iterator[ConfigError]:
     if isinstance(devices, ListConfig) or (isinstance(devices, str) and "," in devices):
         indices = [index.strip(" '\"") for index in str(devices).strip("[]").split(",") if index.strip()]
         rule = "must be the number of devices of a node, not a list of them"
         fix = f"CUDA_VISIBLE_DEVICES={','.join(indices)} python train.py ... trainer.devices={max(len(indices), 1)}"
-        raise ConfigError("trainer.devices", str(devices), rule, fix)
+        yield ConfigError("trainer.devices", str(devices), rule, fix)
     if devices == "auto":
         rule = "must be a number here, as the cluster's file does not say how many a node has (train.py itself counts)"
         fix = "trainer.devices=<devices per node>" + ("; trainer=cpu trains without" if accelerator == "gpu" else "")
-        raise ConfigError("trainer.devices", devices, rule, fix)
+        yield ConfigError("trainer.devices", devices, rule, fix)
 
 
 def _strategy_key(cfg: DictConfig) -> str:
@@ -98,8 +95,8 @@ def _strategy_key(cfg: DictConfig) -> str:
     return "strategy.lightning" if "strategy.lightning" in text else "trainer.strategy"
 
 
-def _check_strategy(strategy: Any, *, key: str) -> None:
-    """Check that the Trainer gets a strategy of this project: only these save and resume a run."""
+def _strategy_problems(strategy: Any, *, key: str) -> Iterator[ConfigError]:
+    """Yield the error of a strategy that is none of this project: only these save and resume a run."""
     target = strategy.get("_target_") if isinstance(strategy, DictConfig) else strategy
     if isinstance(strategy, DictConfig) and not str(target).startswith(("lightning.", "pytorch_lightning.")):
         return
@@ -107,4 +104,4 @@ def _check_strategy(strategy: Any, *, key: str) -> None:
     choices = [choice for part, choice in STRATEGIES.items() if part in name]
     rule = "must be left to strategy=, whose strategies save and resume a run"
     fix = f"strategy={choices[0] if choices else 'single, or strategy=ddp on several devices'}"
-    raise ConfigError(key, str(target), rule, fix)
+    yield ConfigError(key, str(target), rule, fix)

@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc.config.errors import ConfigError, join_key, make_printable
+from hpc.config import defaults
+from hpc.config.errors import ConfigError, join_key, make_printable, raise_problems
 from hpc.config.project import CONFIGS, HPC, PROJECT, config_files, researcher_packages
 from hpc.system import former_names
 
@@ -37,6 +38,15 @@ TRUSTED_IF_NAMED = (
     "torchmetrics.multimodal", "torchmetrics.text.bert", "torchmetrics.text.infolm", "torchmetrics.text.rouge",
     "torchmetrics.text.sacre_bleu", HPC,
 )  # fmt: skip
+# Classes of earlier versions that configs of projects and of runs may still name, and what to write instead.
+LOGGERS, IN_FILE = "lightning.pytorch.loggers", "in configs/logger, of a run in its config.yaml"
+FORMER_CLASSES = {
+    f"{HPC}.training.histograms.Histograms": "an entry of your own; docs/bring-your-own.md has the class",
+    f"{HPC}.training.wandb_logger.OfflineWandbLogger": f"_target_: {LOGGERS}.WandbLogger and offline: true {IN_FILE}",
+    f"{HPC}.training.mlflow_logger.LocalMLFlowLogger": (
+        f"_target_: {LOGGERS}.MLFlowLogger and, for save_dir, tracking_uri: sqlite:///${{run_dir}}/mlflow.db {IN_FILE}"
+    ),
+}
 # Resolvers that make nodes from text, or whose own name is computed: `reject_untrusted` cannot see such nodes.
 # All other resolvers lead to nodes that are checked where they stand.
 NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
@@ -70,6 +80,13 @@ def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
         _reject_untrusted(cfg, run_dir)
 
 
+def former_class_problem(key: str, value: object) -> ConfigError | None:
+    """Return the error of a `_target_` that is a class of an earlier version."""
+    if not isinstance(value, str) or value not in FORMER_CLASSES:
+        return None
+    return ConfigError(key, value, "This class was one of earlier versions", FORMER_CLASSES[value])
+
+
 def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
     for key, value in leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
@@ -77,6 +94,7 @@ def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
             rule = "must not create nodes from text or compute names: this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
         is_built = kind in ("_target_", "_check_") and value is not None
+        raise_problems([former_class_problem(key, value)])
         if is_built and (rule := broken_rule(value, kind)):
             rule += ": this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)
@@ -131,8 +149,9 @@ def trusted_packages() -> tuple[str, ...]:
 
 @cache
 def names_in_configs() -> dict[str, set[str]]:
-    """Return the names in the files of configs/, and of the library's, those of `_target_` and those of `_check_`."""
+    """Return the names in the files of configs/, and the library's defaults, those of `_target_` and of `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
+    names["_target_"] |= {value for key, value in leaves(defaults.all_defaults()) if key.endswith("._target_")}
     for file in config_files():
         try:
             text = re.sub(r"(?m)(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"))

@@ -12,10 +12,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from hpc.config.errors import ConfigError
-from hpc.data import staging
 from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
-from hpc.data.file_parts import FileParts
 from hpc.data.image_files import SPLITS
 from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, RepeatedBatchSampler, uniform_per_sample
 from hpc.data.shared_loaders import data_rank_and_size
@@ -36,8 +34,6 @@ class DataModule(L.LightningDataModule):
         num_workers: processes that fetch batches; null: one less than the cores of this process. Samples that are
             gathered from memory are faster without.
         num_ahead: batches that a thread fetches ahead for a GPU if there are no workers; 0: none.
-        stage: copy the files of `files_to_stage` to `node_local` before training.
-        node_local: a folder on the node's own storage; may contain $VARIABLES.
     """
 
     num_draws = 0  # random numbers per sample that `augment` needs
@@ -49,15 +45,12 @@ class DataModule(L.LightningDataModule):
         seed: int = 1,
         num_workers: int | None = 0,
         num_ahead: int = 2,
-        stage: bool = False,
-        node_local: str | None = None,
     ) -> None:
         super().__init__()
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.num_workers = num_workers
         self.num_ahead = num_ahead
-        self.stage, self.node_local = stage, node_local
         self._datasets: dict[str, IndexedDataset] = {}
         self._has_noted_test_split = False
 
@@ -76,11 +69,6 @@ class DataModule(L.LightningDataModule):
         """Return inputs of any split as the network needs them, on their device, after `augment` (uint8 → float)."""
         return inputs
 
-    def files_to_stage(self) -> list[FileParts]:
-        """Return the packed files that can be copied to the node."""
-        rule = "Staging copies files that tools/pack.py has packed, and these data have none"
-        raise ConfigError("data.stage", True, rule, "data.stage=false, or data=packed")
-
     def fingerprint(self) -> dict[str, dict[str, Any]]:
         """Return plain data by which a resumed run recognizes the data of each split."""
         return {split: {"samples": len(self._indexed_dataset(split)), **self.describe(split)} for split in SPLITS}
@@ -88,16 +76,6 @@ class DataModule(L.LightningDataModule):
     def describe(self, split: str) -> dict[str, Any]:
         """Return plain data that identify the samples of a split, wherever their files lie; their number is added."""
         return {}
-
-    def prepare_data(self) -> None:
-        """Copy files to this node. Lightning calls this in one process per node; the others wait without a limit."""
-        for parts in self.files_to_stage() if self.stage else ():
-            staging.require_node_local_key(self.stage, self.node_local)
-            staging.stage_file(parts, str(self.node_local))
-
-    def local_path(self, parts: FileParts) -> str:
-        """Return the path of the file's copy on this node, or of the file itself if it is not staged."""
-        return staging.staged_path(parts, self.node_local) if self.stage and self.node_local else parts.file
 
     def train_dataloader(self) -> DataLoader:
         dataset = self._indexed_dataset("train")

@@ -1,24 +1,19 @@
-"""Files of text or tokens: listed, split into training, validation and test, memory-mapped. No torch here."""
+"""Files of text or tokens, listed. No torch here."""
 
 import errno
-import functools
 import glob
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc.config.errors import ConfigError
 from hpc.system.files import open_regular_file
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TOKEN_SUFFIXES = (".npy", ".bin")  # any other file is text, read as bytes
 ARCHIVE_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar")
 BINARY_SUFFIXES = (*ARCHIVE_SUFFIXES, ".parquet", ".arrow", ".h5", ".pdf", ".pt")
 EXAMPLE_SUFFIXES = {".txt": "text", ".json": "json", ".jsonl": "json"}  # and the loader of `datasets` for them
-SPLIT_TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
 
 
 def list_text_files(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
@@ -63,27 +58,6 @@ def list_examples(files: Any, val_files: Any = None) -> tuple[list[str], list[st
     return train_files, eval_files, str(kinds[0])
 
 
-def windows_of_split(
-    split: str, files: list[str], *, val_files: list[str], block_size: int, max_eval_windows: int | None = None
-) -> tuple[list[str], range]:
-    """Return the files of "train", "val" or "test", and the numbers of their windows that are its samples.
-
-    The windows are those of the files laid end to end. With `val_files`, val and test use all of these. Without, the
-    files are sorted by a hash of their names and cut at 18 and 19 twentieths. Fewer than 20 files stay together, and
-    their windows are cut instead.
-    """
-    share: tuple[int, int] = SPLIT_TWENTIETHS[split]
-    if val_files:
-        files, share = (files if split == "train" else val_files), (0, 20)
-    elif len(files) >= 20:
-        files, share = sort_by_hash(files)[_slice_of_share(len(files), share)], (0, 20)
-    windows = range(max(0, sum(map(num_tokens, files)) - 1) // block_size)
-    windows = windows[_slice_of_share(len(windows), share)]
-    if max_eval_windows and split != "train":
-        windows = windows[:: max(1, -(-len(windows) // max_eval_windows))]
-    return files, windows
-
-
 def sort_by_hash(files: list[str]) -> list[str]:
     """Return files in the order of a hash of their names below their common folder: as good as shuffled."""
     root = os.path.commonpath(list(map(os.path.abspath, files)))
@@ -93,51 +67,6 @@ def sort_by_hash(files: list[str]) -> list[str]:
 def is_token_file(file: str) -> bool:
     """Return whether a file holds tokens rather than text."""
     return file.endswith(TOKEN_SUFFIXES)
-
-
-def num_tokens(file: str) -> int:
-    """Return the number of tokens in a token file, of bytes in any other."""
-    return len(map_file(file)) if is_token_file(file) else os.path.getsize(file)
-
-
-@functools.lru_cache(maxsize=256)  # each holds a file descriptor
-def map_file(file: str) -> "np.ndarray":
-    """Map a file into memory as a one-dimensional array: `.npy` by its header, `.bin` as uint16, others as bytes.
-
-    Raises:
-        ConfigError: a token file does not hold integers in one dimension.
-    """
-    import numpy as np
-
-    rule = "A .npy file must hold integers in one dimension, a .bin file uint16 in little-endian order"
-    try:
-        if file.endswith(".npy"):
-            array = np.load(file, mmap_mode="r")
-        else:
-            array = np.memmap(file, dtype="<u2" if is_token_file(file) else np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "data.files", file, f"{rule}. This one cannot be read: {error}", "write the file again"
-        ) from None
-    if array.ndim != 1 or array.dtype.kind not in "ui":
-        rule += f"; this one holds {array.dtype} of shape {array.shape}"
-        raise ConfigError("data.files", file, rule, "write the file again")
-    return array
-
-
-def reject_tokens_outside(vocab_size: int, *, smallest: int, largest: int, file: str) -> None:
-    """Raise `ConfigError` for a token that is negative or beyond the vocabulary, which is the network's outputs.
-
-    Such a token would stop the run in the middle; on a GPU, without a clear message.
-    """
-    if smallest < 0:
-        rule = f"Tokens cannot be negative; this file holds {smallest}"
-        raise ConfigError("data.files", file, rule, "write the file again")
-    if largest >= vocab_size:
-        # 50304 is the vocabulary of GPT-2 (50257), rounded up to whole tiles of matrices.
-        size = 256 if largest < 256 else max(50304, -(-(largest + 1) // 64) * 64)
-        rule = f"must be larger than every token ({file} holds {largest})"
-        raise ConfigError("data.vocab_size", vocab_size or "null", rule, f"data.vocab_size={size}")
 
 
 def reject_binary_files(files: Sequence[str]) -> None:
@@ -192,9 +121,6 @@ def _files_below(folder: str) -> list[str]:
 
 def _read_inode(key: str, file: str) -> tuple[int, int] | None:
     """Return the device and inode of a file; None if it is empty. Raise `ConfigError` if it cannot be read."""
-    if file.endswith(".part"):
-        rule = "The file must be whole; packing this one was interrupted"
-        raise ConfigError(key, file, rule, "the same tools/pack.py again, then the file that it makes")
     try:
         with open_regular_file(file) as stream:
             status = os.fstat(stream.fileno())
@@ -202,7 +128,3 @@ def _read_inode(key: str, file: str) -> tuple[int, int] | None:
     except OSError as error:
         fix = "remove this link" if error.errno == errno.ELOOP else f"chmod +r {file}, or leave it out"
         raise ConfigError(key, file, f"The file cannot be read: {error.strerror}", fix) from None
-
-
-def _slice_of_share(num: int, twentieths: tuple[int, int]) -> slice:
-    return slice(num * twentieths[0] // 20, num * twentieths[1] // 20)

@@ -1,6 +1,6 @@
 """Job scripts of Slurm and PBS, and facts about clusters and GPUs.
 
-`job.job_from_config` derives a `Job` from a checked config; `slurm` and `pbs` render it as scripts, which source
-slurm.bash and pbs.bash. `job_states` asks the scheduler about jobs, `hardware` lists GPUs, cluster/ holds one file per
-cluster. Needs only `hpc.config`; imports neither torch nor lightning.
+`job.job_from_config` derives a `Job` from a checked config; `slurm` and `pbs` render it as a script, with lines of
+`script_lines` that both have. Scripts source job.bash, and slurm.bash or pbs.bash and pbs_successor.bash. `job_states`
+asks the scheduler about jobs, `hardware` lists GPUs. Needs only `hpc.config`; imports neither torch nor lightning.
 """

@@ -1,14 +1,10 @@
 """The job of a config: what the scheduler is asked for follows from the Trainer and the cluster. Pure; no torch."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import cluster_for_job_script
-from hpc.config.sections import ClusterConfig
+from hpc.config.sections import ClusterConfig, Config
 from hpc.config.walltime import walltime_seconds
 
 
@@ -39,7 +35,6 @@ class Job:
     stage_env: bool
     chain: int
     retries: int  # the job stops after so many starts in a row without a newer checkpoint
-    umask: str
     arguments: tuple[str, ...]  # of train.py
     run_dir: Path | None = None  # None: the job makes one, named after it
     members_file: Path | None = None  # of a job array: one run directory per line
@@ -62,51 +57,7 @@ class Job:
         return self.nodes * self.gpus_per_node * self.walltime_seconds / 3600
 
 
-def rank_environment_call(job: Job) -> str:
-    """Return the line of bash that exports the ranks' variables. Those of cluster.env come after it and win."""
-    words = [f"OMP_NUM_THREADS={job.cores_per_task or 1}"]
-    if job.interface:
-        words += [f"{key}_SOCKET_IFNAME={shlex.quote(job.interface)}" for key in ("NCCL", "GLOO")]
-    return f"set_rank_environment {' '.join(words)}"
-
-
-def source_library_lines(file: str, function: str) -> list[str]:
-    """Return the lines of bash that source a file of `hpc/jobs` in `$code`, or end with one message and exit code 2.
-
-    Args:
-        file: bash defines its functions only if it could read the whole file.
-        function: one of them, to tell whether it could.
-    """
-    path = f"$code/src/hpc/jobs/{file}"
-    advice = "if the run was moved, type: python submit.py resume=FOLDER"
-    return [
-        f'{{ source "{path}" 2>/dev/null && declare -F {function} >/dev/null; }} ||',
-        f'    {{ echo "job.sh: error: {path} is missing or damaged; {advice}" >&2; exit 2; }}',
-    ]
-
-
-def source_installed_library_lines(job: Job, file: str, function: str) -> list[str]:
-    """Return the lines of bash that do so in a script that a person submits: with the library of the environment.
-
-    The first start copies the code into the run directory. A job that is started again has that copy in `$code`.
-    """
-    lines = [f'{{ [ -e "$code/env.sh" ] && CLUSTER=\'{job.cluster}\' source "$code/env.sh" &&']
-    if job.container:
-        setup = 'for file in "$code/configs/cluster" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template"; do'
-        name = shlex.quote(f"{job.cluster}.sh")
-        lines = [setup, f'    [ ! -e "$file/"{name} ] || source "$file/"{name} || exit 2', "done"]
-        # env: an image may unset PYTHONPATH, as that of container.def does.
-        lines += [f'{{ python() {{ {job.container} env PYTHONPATH="$PYTHONPATH" python "$@"; }} &&']
-    sentence = "job.sh: error: this must be submitted in the folder of a project whose environment is complete"
-    return [
-        *lines,
-        f"    source <(PYTHONPATH=$code/src python -sPm hpc.jobs.print_bash {file}) &&",
-        f"    declare -F {function} >/dev/null; }} ||",
-        f'    {{ echo "{sentence}" >&2; exit 2; }}',
-    ]
-
-
-def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
+def job_from_config(cfg: Config, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
     """Return the job that a checked config describes.
 
     Args:
@@ -116,12 +67,13 @@ def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: 
     Raises:
         ConfigError: a time, or a `{field}` of the cluster's file, cannot be read.
     """
-    cluster = cluster_for_job_script(cfg)
+    cluster = cfg.cluster
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
     gpus = devices if cfg.trainer.accelerator == cluster.accelerator and cluster.gpus_per_node else 0
     all_gpus = bool(gpus) and gpus == cluster.gpus_per_node
     cores = cluster.cores_per_gpu
-    sizes = {"nodes": nodes, "tasks": devices, "gpus": gpus, "cores": (cores or 1) * devices}
+    sizes = {"nodes": nodes, "tasks": devices, "ranks": nodes * devices}
+    sizes |= {"gpus": gpus, "cores": (cores or 1) * devices}
     return Job(
         name=cfg.name,
         cluster=cluster.name,
@@ -146,7 +98,6 @@ def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: 
         stage_env=cluster.stage_env,
         chain=cluster.chain,
         retries=cfg.faults.retries,
-        umask="027" if cfg.group_readable else "077",
         arguments=arguments,
         **fields,  # type: ignore[arg-type]
     )

@@ -1,7 +1,11 @@
-"""Print slurm.bash or pbs.bash, for scripts that people submit: source <(python -sPm hpc.jobs.print_bash NAME)."""
+"""Print the functions of job scripts, for those that people submit: source <(python -sPm hpc.jobs.print_bash slurm)."""
 
 import sys
 from pathlib import Path
 
+# What a script sources for each scheduler, in this order. Functions of a file exist only if bash could read all of it.
+SOURCED_FILES = {"slurm": ("job.bash", "slurm.bash"), "pbs": ("job.bash", "pbs.bash", "pbs_successor.bash")}
+
 if __name__ == "__main__":
-    print(Path(__file__).with_name(sys.argv[1]).read_text(encoding="utf-8"), end="")
+    for file in SOURCED_FILES[sys.argv[1].removesuffix(".bash")]:  # with it: scripts rendered until version 0.3
+        print(Path(__file__).with_name(file).read_text(encoding="utf-8"), end="")

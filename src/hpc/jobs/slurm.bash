@@ -1,14 +1,11 @@
-# Functions for Slurm's job scripts, which source this file; hpc/jobs/slurm.py renders them. A job starts or continues a
-# run, counts the starts that brought no newer checkpoint, and ends as the ranks' verdict says or is requeued.
+# Functions of Slurm's job scripts, which source job.bash and this file; hpc/jobs/slurm.py renders them. A job that has not
+# finished its run is requeued.
 #
 # A job script sets `set -eo pipefail` (not -u: the module command of some sites fails under it) and these variables:
 #   retries                    the job is not requeued after so many starts in a row without a newer checkpoint
 #   run_dir, code, work_dir    begin_run: the run directory, its code, and the folder in which relative paths start
 #   members, code, work_dir    begin_array_run: members is a file with one run directory per line
 #   name, code                 begin_new_run: the run directory is named after it and after the job, and has a copy of the code
-#
-# bash reads a sourced file to its end before it runs any of it, so editing this file does not affect a running job.
-# The braces around everything make one command: if the file was cut off, bash runs nothing of it.
 # shellcheck shell=bash disable=SC2154,SC2034 # variables that the script sets, and variables that it uses
 
 {
@@ -39,8 +36,7 @@ begin_new_run() { # of a script that a person submits, such as those in slurm/: 
     enter_allocation "$@"
     job=$SLURM_JOB_ID
     make_run_directory
-    [ -e "$run_dir/code" ] || PYTHONPATH=$code/src python -sPm hpc.run.snapshot "$run_dir" || exit 2
-    code=$run_dir/code
+    copy_code
     resume_command="srun python train.py resume=$(printf %q "$run_dir")" # inside salloc
     [ "${ENVIRONMENT:-}" != BATCH ] || resume_command="scontrol requeue $job"
     prepare_start
@@ -51,13 +47,9 @@ enter_allocation() { # ARGUMENTS of the script, of which there must be none
         echo "job.sh: error: there is no allocation: submit this file with sbatch, or run it inside salloc" >&2
         exit 1
     fi
-    if [ $# != 0 ]; then
-        echo "job.sh: error: arguments are not used: $*; type them after submit.py" >&2
-        exit 2
-    fi
-    # Variables of the shell that submitted this must not reach the ranks; srun passes on all that is exported below.
-    unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END
-    export SLURM_EXPORT_ENV=ALL
+    reject_arguments "$@"
+    forget_ranks_of_the_shell
+    export SLURM_EXPORT_ENV=ALL # srun passes on all that is exported below
 }
 
 # A copy of a run directory contains a copy of the script, which would continue the original run. Slurm runs its own
@@ -93,12 +85,7 @@ prepare_start() { # Slurm may start the same job several times
     [ "$(read_outcome)" != finished ] || { echo "job $job: the run is finished already" && exit 0; }
     mkdir -p "$run_dir"
     earlier=$(read_verdict)
-
-    stalled=0 before=$(measure_progress) # the count starts at 0 when a person submits the job
-    [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
-    [[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file: bash arithmetic would execute its contents
-    stalled=$((10#$stalled + 1))
-    record_stalled_starts
+    count_this_start "${SLURM_RESTART_COUNT#0}"
 
     # The end of the allocation, in unix seconds. Slurm sets SLURM_JOB_END_TIME since 23.02.
     local end=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e || true)}
@@ -107,23 +94,7 @@ prepare_start() { # Slurm may start the same job several times
     fi
 }
 
-# -- The state of the run and of the job --
-
-read_verdict() { cat "$run_dir/verdict" 2>/dev/null || true; }
-
-read_outcome() { # of this start
-    [ "$(read_verdict)" = "$earlier" ] || read_verdict | sed -n 's/^outcome //p'
-}
-
-measure_progress() { # names sort by step; an incomplete checkpoint ends in .part; a prediction writes parts instead
-    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
-    find "$run_dir/predictions/" -maxdepth 1 -name 'part-*' 2>/dev/null | sort | tail -n 1 || true
-}
-
-record_stalled_starts() { # starts in a row that brought no newer checkpoint
-    [[ $(measure_progress) > $before ]] && stalled=0
-    echo "$stalled" >"$run_dir/stalled" || true # even if the disk is full
-}
+# -- The state of the job --
 
 query_job_state() { # of this start: running, cut short, cancelled or requeued
     local now='' restarts=" Restarts=${SLURM_RESTART_COUNT:-0} "
@@ -140,24 +111,6 @@ query_job_state() { # of this start: running, cut short, cancelled or requeued
 }
 
 # -- The ranks, and the end of a job --
-
-# NAME.sh of the cluster, and this user's own after it, as env.sh does.
-source_cluster_files() { # NAME
-    local file
-    for file in "$code/configs/cluster/$1.sh" "${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template/$1.sh"; do
-        # shellcheck source=/dev/null
-        [ ! -e "$file" ] || source "$file" || { echo "job.sh: error: $file failed: its last command returned $?" >&2; exit 2; }
-    done
-}
-
-set_rank_environment() { # NAME=VALUE ...; the script exports cluster.env after it, which wins
-    # Print without buffering, print stacks on a crash; submit.py has compiled the code, so ranks write no bytecode.
-    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1
-    export PYTHONHASHSEED=${PYTHONHASHSEED:-0} # otherwise list(set(names)) differs between processes
-    export MASTER_PORT=$((10000 + RANDOM % 20000)) # a new port for each start; ranks derive the address from the nodes
-    # shellcheck disable=SC2163 # the arguments are NAME=VALUE
-    export "$@"
-}
 
 # On TERM the ranks save a checkpoint. The script must not end before them, as its end would kill them.
 stay_alive_on_term() { trap requeue_if_cut_short TERM; }

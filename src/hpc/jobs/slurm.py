@@ -1,14 +1,15 @@
 """Slurm's job scripts: one task per device, all of them started by one srun.
 
-A script holds what differs between jobs. What all jobs do is in slurm.bash, which the script sources.
+A script holds what differs between jobs. What all jobs do is in job.bash and slurm.bash, which the script sources.
 """
 
 import re
 import shlex
-from pathlib import Path
 
 from hpc.config.walltime import format_walltime
-from hpc.jobs.job import Job, rank_environment_call, source_installed_library_lines, source_library_lines
+from hpc.jobs import script_lines
+from hpc.jobs.job import Job
+from hpc.jobs.script_lines import quote
 
 # Field of `Job` -> directive. A field that is None or 0 has none.
 DIRECTIVES = {
@@ -80,7 +81,7 @@ def _log_pattern(job: Job) -> str:
 
 def _begin_lines(job: Job) -> list[str]:
     """Return the variables that slurm.bash reads, and the call of its first function."""
-    lines = [f"set -eo pipefail; umask {job.umask}"]
+    lines = ["set -eo pipefail"]
     snapshot = "# as it was when this was submitted"
     if job.is_reusable:
         # The copy of the code in the run directory has no environment of its own.
@@ -91,28 +92,21 @@ def _begin_lines(job: Job) -> list[str]:
             "code=$PWD/runs/${name}_${SLURM_JOB_ID:-}/code  # a requeued job's copy, which its first start made",
             '[ "${SLURM_RESTART_COUNT:-0}" != 0 ] && [ -e "$code/env.sh" ] || code=$PWD',
         ]
-        return [*lines, *source_installed_library_lines(job, "slurm.bash", "run_ranks"), 'begin_new_run "$@"']
+        return [*lines, *script_lines.source_installed_library_lines(job, "slurm"), 'begin_new_run "$@"']
     if job.members_file:
         function = "begin_array_run"
-        lines += [f"members={_quote(job.members_file)} code=${{members%/*}}/code  {snapshot}"]
+        lines += [f"members={quote(job.members_file)} code=${{members%/*}}/code  {snapshot}"]
     else:
         function = "begin_run"
-        lines += [f"run_dir={_quote(job.run_dir)} code=$run_dir/code  {snapshot}"]
-    lines += [f"work_dir={_quote(job.work_dir or '.')} retries={job.retries}"]
-    return [*lines, *source_library_lines("slurm.bash", "run_ranks"), f'{function} "$@"']
+        lines += [f"run_dir={quote(job.run_dir)} code=$run_dir/code  {snapshot}"]
+    lines += [f"work_dir={quote(job.work_dir or '.')} retries={job.retries}"]
+    return [*lines, *script_lines.source_library_lines("slurm"), f'{function} "$@"']
 
 
 def _environment(job: Job) -> list[str]:
-    """Return the lines that make `python` the environment's and export the ranks' variables."""
-    lines = []
-    if job.container and not job.is_reusable:
-        lines = [f"source_cluster_files {_quote(job.cluster)}"]
-    elif not job.is_reusable:  # otherwise the lines before have done so
-        lines = [f"export VENV={_quote(job.venv)}"] if job.venv else []
-        lines += [f"CLUSTER='{job.cluster}' source \"$code/env.sh\""]
-    lines += [rank_environment_call(job)]
-    lines += [f'export {name}="{value}"' for name, value in job.env.items()]
-    if _is_environment_staged(job):
+    """Return the lines that make `python` the environment's on each node, and export the ranks' variables."""
+    lines = script_lines.environment_lines(job)
+    if script_lines.is_environment_staged(job):
         folder = _staged_environment(job)
         # The trap keeps Slurm's warning signal from tar.
         unpack = f'trap "" USR2; mkdir -p "{folder}" && tar -xf "$VENV.tar" -C "{folder}"'
@@ -122,11 +116,6 @@ def _environment(job: Job) -> list[str]:
     return lines
 
 
-def _is_environment_staged(job: Job) -> bool:
-    """Return whether submit.py has packed the environment: not for a container, nor for a reusable script."""
-    return job.stage_env and job.node_local is not None and job.venv is not None
-
-
 def _staged_environment(job: Job) -> str:
     """Return the folder of a node's copy, as bash expands it on that node: the variables differ between nodes."""
     return f"{job.node_local}/env-$SLURM_JOB_ID"
@@ -134,20 +123,15 @@ def _staged_environment(job: Job) -> str:
 
 def _launch(job: Job) -> list[str]:
     """Return the lines that start the ranks and wait for them."""
-    python = f"{job.container} python" if job.container else "python"
-    lines = []
-    if job.is_search_trial:  # its values are drawn once, before its ranks start; a requeued job keeps them
-        draw = f'{python} "$code/tools/search.py" --ask "$run_dir"'
-        lines += [f'[ -e "$run_dir/config.yaml" ] || {draw}']
+    lines = script_lines.search_trial_lines(job) if job.is_search_trial else []
     cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # srun 22.05 to 23.02 inherits none
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]
-    arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
-    if _is_environment_staged(job):
+    python = ""
+    if script_lines.is_environment_staged(job):
         python = "bash -c " + shlex.quote(f'PATH="{_staged_environment(job)}/bin:$PATH" exec python "$@"') + " python"
-    program = f'"$code/{job.program}"'
     command = [
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={RANK_EXIT_SECONDS} --label \\",
-        f"    {' '.join([python, program, *arguments])}",
+        f"    {script_lines.rank_command(job, python)}",
     ]
     if job.is_reusable:
         lines += [f"# When a rank ends, the others have {RANK_EXIT_SECONDS} s to save, or to record their errors."]
@@ -160,7 +144,3 @@ def _is_simple_command(job: Job) -> bool:
     """Return whether the launch can be an argument of run_ranks. A launcher may be any bash: `ulimit -s 9 && srun`."""
     words = f"{job.launcher} {job.container or ''}"
     return words.startswith("srun ") and not re.search(r"[;&|<>()]", words)
-
-
-def _quote(path: Path | str | None) -> str:
-    return shlex.quote(str(path))

@@ -5,13 +5,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc.config.sections import ClusterConfig
-from hpc.launch.measured_links import Link
 
 # Bytes that a rank's link carries for each byte of a message, times (n - 1) / n for n ranks: "bus bandwidth" of
 # nccl-tests, doc/PERFORMANCE.md (github.com/NVIDIA/nccl-tests). For any n it compares with the hardware's bandwidth.
-BUS_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+BUS_FACTORS = {"all_reduce": 2, "all_gather": 1}
 SCOPES = {"within": "inside a node", "across": "across nodes"}
 SLOW_FACTOR = 1.3  # a node that takes longer than so many times the median of all nodes is slow
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link as all-reduce sees it, with all GPUs of the nodes busy at once."""
+
+    gbs: float  # bus bandwidth per GPU at the largest message, GB/s in one direction
+    latency: float  # seconds of a call with the smallest message
+    ranks: int  # in one call
+    nodes: list[str]
+    date: str
+
+
+@dataclass(frozen=True)
+class MeasuredLinks:
+    """The links of one cluster; None: not measured."""
+
+    within: Link | None  # between the GPUs of a node
+    across: Link | None  # between nodes
 
 
 @dataclass(frozen=True)
@@ -21,10 +39,8 @@ class CollectiveTiming:
     scope: str  # within: the ranks of a node, all nodes at once; across: one rank per node, all of these groups at once
     collective: str
     ranks: int  # in a group
-    size: int  # bytes of the message; the whole of what is gathered or scattered, as nccl-tests count
-    seconds: float  # median
-    low: float  # first quartile, in seconds
-    high: float  # third quartile, in seconds
+    size: int  # bytes of the message; the whole of what is gathered, as nccl-tests count
+    seconds: float  # median of the repeats
 
     @property
     def algorithm_gbs(self) -> float:
@@ -36,18 +52,12 @@ class CollectiveTiming:
         """Bandwidth that one rank's link carries in one direction, in GB/s (doc/PERFORMANCE.md)."""
         return self.algorithm_gbs * BUS_FACTORS[self.collective] * (self.ranks - 1) / self.ranks
 
-    @property
-    def spread(self) -> float:
-        """The interquartile range of the repeats, as a part of the median."""
-        return (self.high - self.low) / self.seconds
-
 
 def summarize_repeats(
     scope: str, collective: str, *, num_ranks: int, size_bytes: int, seconds: Sequence[float]
 ) -> CollectiveTiming:
-    """Return the median and the quartiles of the seconds of at least two repeats."""
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return CollectiveTiming(scope, collective, num_ranks, size_bytes, median, low, high)
+    """Return the median of the seconds of the repeats."""
+    return CollectiveTiming(scope, collective, num_ranks, size_bytes, statistics.median(seconds))
 
 
 def rank_groups(num_nodes: int, ranks_per_node: int) -> dict[str, list[list[int]]]:
@@ -85,16 +95,16 @@ def link_from_timings(timings: Iterable[CollectiveTiming], scope: str, *, nodes:
 
 
 def timing_table(timings: Sequence[CollectiveTiming]) -> list[str]:
-    """Return per scope a line for each size: time, algorithm and bus bandwidth in GB/s, and the spread of the time."""
+    """Return per scope a line for each size: time, algorithm and bus bandwidth in GB/s."""
     lines = []
     for scope, description in SCOPES.items():
         cells = {(timing.size, timing.collective): timing for timing in timings if timing.scope == scope}
         if not cells:
             continue
         num_ranks = next(iter(cells.values())).ranks
-        heads = "".join(f" | {name:^29}" for name in BUS_FACTORS)
+        heads = "".join(f" | {name:^23}" for name in BUS_FACTORS)
         lines += [f"{f'{description}, {num_ranks} ranks':>22}{heads}"]
-        lines += [f"{'size':>22}" + f" | {'time':>8} {'algbw':>6} {'busbw':>6} {'±':>5} " * len(BUS_FACTORS)]
+        lines += [f"{'size':>22}" + f" | {'time':>8} {'algbw':>6} {'busbw':>6} " * len(BUS_FACTORS)]
         for size in sorted({size for size, _ in cells}):
             row = (_format_cell(cells[size, name]) for name in BUS_FACTORS)
             lines += [f"{_format_bytes(size):>22}" + "".join(f" | {cell} " for cell in row)]
@@ -125,7 +135,7 @@ def compare_with_cluster(links: Mapping[str, Link | None], cluster: ClusterConfi
 def _format_cell(timing: CollectiveTiming) -> str:
     seconds = timing.seconds
     time = f"{seconds * 1e6:.4g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"
-    return f"{time:>8} {_format_gbs(timing.algorithm_gbs):>6} {_format_gbs(timing.bus_gbs):>6} {timing.spread:5.0%}"
+    return f"{time:>8} {_format_gbs(timing.algorithm_gbs):>6} {_format_gbs(timing.bus_gbs):>6}"
 
 
 def _format_gbs(value: float) -> str:

@@ -19,8 +19,7 @@ MIN_REPEATS, MAX_REPEATS = 5, 20
 MAX_CALLS_PER_REPEAT = 20  # in a row, between two looks at the clock
 MAX_CALL_SECONDS = 2.0  # messages of which one call would take longer are left out
 
-ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names from torch 2.13 on
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
 Call = Callable[[], object]
 ReduceMaxSeconds = Callable[[str, float], float]  # what is timed, this rank's seconds → the slowest rank's seconds
 
@@ -65,15 +64,12 @@ def measure(
 
 
 def make_collective(name: str, size_bytes: int, *, num_ranks: int, device: torch.device, group: Any) -> Call:
-    """Return a call with a message of so many bytes: the whole of what is reduced, gathered or scattered."""
+    """Return a call with a message of so many bytes: the whole of what is reduced or gathered."""
     share = torch.zeros(max(size_bytes // 4 // num_ranks, 1), device=device)
     whole = torch.zeros(share.numel() * num_ranks, device=device)
-    calls = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: ALL_GATHER(whole, share, group=group),
-        "reduce_scatter": lambda: REDUCE_SCATTER(share, whole, group=group),
-    }
-    return calls[name]
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    return lambda: ALL_GATHER(whole, share, group=group)
 
 
 def _time_repeats(

@@ -3,66 +3,96 @@
 Imports torch when a store is opened.
 """
 
+import faulthandler
 import json
+import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from hpc.config.errors import ConfigError
-from hpc.launch import rendezvous
+from hpc.config.errors import ConfigError, StartFailed
+from hpc.launch import placement
 from hpc.launch.placement import Placement
 
 GRACE_SECONDS = 10  # that ranks wait for a common answer, in addition to the limit for single ranks
 
 
 def open_store(place: Placement, environ: MutableMapping[str, str], *, timeout_seconds: float) -> Any:
-    """Return a key-value store that all ranks reach, served by rank 0 as long as it lives. Set MASTER_PORT to its port.
+    """Return a key-value store that all ranks reach, served by rank 0 at MASTER_PORT as long as it lives.
+
+    A job script draws the port anew for each start. Where no script has, the ranks derive it from their launch; the
+    system chooses that of a single rank, which meets nobody.
 
     Raises:
-        ConfigError: rank 0 is not reached in time, or another launch uses the store.
+        StartFailed: the port is taken, by another launch or program.
+        ConfigError: rank 0 is not reached in time, or MASTER_PORT is no port.
     """
     from torch.distributed import DistNetworkError, DistStoreError, PrefixStore  # pyright: ignore
 
     end = time.monotonic() + timeout_seconds
-    launch, host = rendezvous.LaunchIdentity.from_environ(place, environ), environ["MASTER_ADDR"]
-    if place.rank == 0 and place.launcher != "torchrun":
-        store = serve_store(host, environ, timeout_seconds=timeout_seconds)
-        if place.world_size > 1:
-            rendezvous.PortServer(launch, store.port, timeout_seconds=timeout_seconds)
-        return PrefixStore("preflight", store)
+    key = launch_key(place, environ)
+    host, port = environ["MASTER_ADDR"], _parse_port(environ.get("MASTER_PORT"))
+    port = port or (derive_port(key) if place.world_size > 1 else 0)
+    environ["MASTER_PORT"] = str(port)
+    is_server = place.rank == 0 and place.launcher != "torchrun"  # whose agent serves a store for its ranks
     try:
-        if place.launcher != "torchrun":  # which serves a store itself, at the port that it was given
-            port = rendezvous.find_store_port(launch, place, host=host, timeout_seconds=timeout_seconds)
-            environ["MASTER_PORT"] = str(port)
-        store = PrefixStore("preflight", join_store(environ, max(end - time.monotonic(), 1)))
-    except (TimeoutError, DistNetworkError, DistStoreError):
+        store = serve_store(host, environ, port=port, timeout_seconds=timeout_seconds) if is_server else None
+        store = PrefixStore("preflight", store or join_store(environ, max(end - time.monotonic(), 1)))
+        # The first rank 0 names its launch. Whoever else reaches this store compares.
+        server_key = store.compare_set("launch", "", key) if place.rank == 0 else store.get("launch")
+    except (DistNetworkError, DistStoreError):
         me = f"rank {place.rank} on {socket.gethostname()}"
         rule = f"must lead to rank 0, which {me} did not reach within {timeout_seconds:g} s"
         fix = "look for rank 0's message above; if it has none: cluster.master_addr_suffix= or cluster.interface="
         # All ranks but 0 may come here; one of them prints the message.
-        address = f"{host}:{launch.ports[0]}"
-        raise ConfigError("MASTER_ADDR:MASTER_PORT", address, rule, fix, only_this_rank=place.rank == 1) from None
-    if place.launcher == "torchrun":
-        _reject_other_launch(store, place, launch=launch, environ=environ)
+        address, is_printed = f"{host}:{port}", place.rank == 1
+        raise ConfigError("MASTER_ADDR:MASTER_PORT", address, rule, fix, only_this_rank=is_printed) from None
+    if server_key.decode() != key or store.add(f"seat/{place.rank}", 1) > 1:
+        raise _port_taken(place, port)
     return store
 
 
-def serve_store(host: str, environ: MutableMapping[str, str], *, timeout_seconds: float) -> Any:
-    """Return a store that this process serves at a port of the system's choice, also for the process group.
+def launch_key(place: Placement, environ: Mapping[str, str]) -> str:
+    """Return a text that is equal on the ranks of one launch, and differs between launches that may meet."""
+    # The job's number alone does not do: one job may have several launches, and several starts after a requeue.
+    # Outside of jobs, ranks share an exported port, or else the process that started all of them on this node. A
+    # wrapper around each rank breaks this: the ranks then have different parents.
+    exported_port = environ.get("MASTER_PORT")
+    shares_parent = place.local_world_size == place.world_size and not exported_port
+    job = placement.job_id(environ) or (os.getppid() if shares_parent else "")
+    agent = environ.get("TORCHELASTIC_RUN_ID") if place.launcher == "torchrun" else ""
+    start = placement.start_key(environ)
+    return f"{os.getuid()}.{job}.{place.step}.{start}.{place.world_size}.{exported_port}.{agent}"
+
+
+def derive_port(key: str) -> int:
+    """Return the port of a launch whose script has drawn none; below those that Linux gives to connections."""
+    return 10000 + zlib.crc32(key.encode()) % 20000
+
+
+def serve_store(host: str, environ: MutableMapping[str, str], *, port: int = 0, timeout_seconds: float) -> Any:
+    """Return a store that this process serves, also for the process group.
+
+    Args:
+        port: 0: the system chooses one.
 
     Raises:
+        StartFailed: the port is taken.
         ConfigError: this process cannot be reached under the name `host`.
     """
     from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # pyright: ignore
 
     timeout = timedelta(seconds=max(timeout_seconds, 1))
     try:
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout)
     except (DistNetworkError, DistStoreError) as error:
+        if "EADDRINUSE" in str(error):
+            raise _port_taken(None, port) from None
         rule = f"must lead to {socket.gethostname()}, where rank 0 runs: {str(error).splitlines()[0]}"
         fix = "cluster.master_addr_suffix= as the nodes' names have it"
         raise ConfigError("MASTER_ADDR", host, rule, fix, only_this_rank=True) from None
@@ -77,7 +107,12 @@ def join_store(environ: MutableMapping[str, str], timeout_seconds: float) -> Any
 
     host, port, timeout = environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), timedelta(seconds=timeout_seconds)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    # torch waits without a limit for a program at this port that accepts and says nothing.
+    faulthandler.dump_traceback_later(timeout_seconds + GRACE_SECONDS, exit=True)
+    try:
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def all_gather_json(
@@ -155,18 +190,25 @@ def _collect(store: Any, topic: str, *, keys: list[str], timeout_seconds: float)
     store.set(topic, json.dumps(list(map(json.loads, answers))))
 
 
-def _reject_other_launch(
-    store: Any, place: Placement, *, launch: rendezvous.LaunchIdentity, environ: Mapping[str, str]
-) -> None:
-    """Raise `ConfigError` if another launch uses the store, or another process has this rank.
+def _parse_port(text: str | None) -> int | None:
+    if text and not (text.isdecimal() and 0 < int(text) < 2**16):
+        raise ConfigError("MASTER_PORT", text, "must be a port number, from 1 to 65535", "unset MASTER_PORT")
+    return int(text) if text else None
 
-    torchrun joins whatever store it finds at the port that it was given.
+
+def _port_taken(place: Placement | None, port: int) -> ConfigError:
+    """Return the error of a port at which another launch or program listens.
+
+    Args:
+        place: of a rank that has found another launch there; None: rank 0 cannot listen.
     """
-    key = f"{environ.get('TORCHELASTIC_RUN_ID')}.{launch.key}"
-    if store.compare_set("launch", "", key).decode() != key or store.add(f"seat/{place.rank}", 1) > 1:
+    if place and place.launcher == "torchrun":  # it joins whatever store it finds at the port that it was given
         rule = "must be a port that no other launch uses, and ranks of torchrun must not be started again"
-        fix = "another --master-port=, and no --max-restarts="
-        raise ConfigError("--master-port", environ["MASTER_PORT"], rule, fix)
+        return ConfigError("--master-port", port, rule, "another --master-port=, and no --max-restarts=")
+    host = f"on {socket.gethostname()}, where" if place is None else "where"
+    rule = f"must be free {host} rank 0 listens, and another launch or program uses it"
+    fix = "the same again: a job draws another port; where you have exported it: unset MASTER_PORT"
+    return StartFailed("MASTER_PORT", port, rule, fix, only_this_rank=place is None or place.rank == 1)
 
 
 def _format_ranges(numbers: list[int]) -> str:

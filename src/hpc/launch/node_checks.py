@@ -11,9 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import preflight
+from hpc.config import arguments
 from hpc.config.errors import ConfigError, RunFinished
 from hpc.config.project import LIBRARY, PROJECT
+from hpc.config.sections import Config
 from hpc.launch import placement
 from hpc.launch.placement import Placement
 from hpc.system import files, process
@@ -40,7 +41,7 @@ def count_auto_devices(cfg: DictConfig) -> None:
         trainer.devices = max(torch.cuda.device_count(), 1) if trainer.accelerator == "gpu" else 1
 
 
-def check_launch(cfg: DictConfig, place: Placement, *, environ: Mapping[str, str]) -> None:
+def check_launch(cfg: Config, place: Placement, *, environ: Mapping[str, str]) -> None:
     """Check that the launch is the one that the config asks for. The environment decides, so every rank decides alike.
 
     Raises:
@@ -69,7 +70,7 @@ def check_launch(cfg: DictConfig, place: Placement, *, environ: Mapping[str, str
 
 
 def collect_node_facts(
-    cfg: DictConfig, place: Placement, *, environ: Mapping[str, str], check_files: bool = True
+    cfg: Config, place: Placement, *, environ: Mapping[str, str], check_files: bool = True
 ) -> dict[str, Any]:
     """Return the facts of this process and its node that all ranks compare.
 
@@ -88,12 +89,12 @@ def collect_node_facts(
             versions.reject_unsupported_packages()
         _check_resources(cfg, place, environ=environ)
         if check_files:
-            preflight.check_and_fill_from_files(cfg)
+            arguments.check_files(cfg)
     except ConfigError as error:
         facts["rejected"] = error.parts()
     if place.launcher == "none":
         return facts  # there are no other ranks to compare with
-    facts["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
+    facts["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg.node, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
         facts["code"] = files.source_checksum(PROJECT, LIBRARY)
         facts["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_package_version, PACKAGES))
@@ -125,7 +126,7 @@ def check_agreement(all_facts: list[dict[str, Any]]) -> None:
             raise ConfigError(name, None, f"must be the same on all ranks, but it differs: {values}", fix)
 
 
-def _check_unlaunched(cfg: DictConfig, environ: Mapping[str, str], *, command: str) -> None:
+def _check_unlaunched(cfg: Config, environ: Mapping[str, str], *, command: str) -> None:
     """Check a process that no launcher started: it can train on one node, but not on several or on a login node.
 
     Args:
@@ -149,7 +150,7 @@ def _check_unlaunched(cfg: DictConfig, environ: Mapping[str, str], *, command: s
         raise ConfigError("cluster", cluster.name, rule, command)
 
 
-def _check_resources(cfg: DictConfig, place: Placement, *, environ: Mapping[str, str]) -> None:
+def _check_resources(cfg: Config, place: Placement, *, environ: Mapping[str, str]) -> None:
     """Check that this process has the GPUs and cores that the config counts on, and that the GPU has its precision."""
     trainer, cluster = cfg.trainer, cfg.cluster
     visible_devices = environ.get("CUDA_VISIBLE_DEVICES")

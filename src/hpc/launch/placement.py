@@ -14,6 +14,7 @@ from hpc.system.process import die_with_parent, num_cores
 # order, as a later launcher may have started an earlier one, for example mpiexec a torchrun.
 LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "pbs_tmrsh": ("HPC_RANK", "HPC_WORLD_SIZE", "HPC_LOCAL_RANK", "HPC_LOCAL_WORLD_SIZE"),  # set by pbs.bash
     "mpiexec (Open MPI)": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     "mpiexec (PALS)": ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     "mpiexec (MPICH)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),

@@ -1,6 +1,7 @@
 """The floating-point operations of a training step, counted without a device, without memory, and without a trace."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -15,6 +16,13 @@ from torch.utils.flop_counter import flop_registry
 from hpc.training import dry_run
 from hpc.training.fake_tensors import fake_copy, fake_tensor_mode
 
+ATEN = torch.ops.aten
+FORMULAS: dict[Any, Callable[..., int]] = flop_registry | {
+    ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[ATEN._scaled_dot_product_flash_attention],
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        ATEN._scaled_dot_product_flash_attention_backward
+    ],
+}
 HALF = (torch.float16, torch.bfloat16)
 RECOMPUTING = ("unpack_hook", "backward")  # functions of torch.utils.checkpoint that repeat a forward pass
 
@@ -74,10 +82,16 @@ class _FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None and not _is_repeated():
-            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        flops = operation_flops(func, args, kwargs, out=out)
+        if flops and not _is_repeated():
+            self.flops += flops
         return out
+
+
+def operation_flops(func: Any, args: Any, kwargs: Any, *, out: Any) -> int:
+    """Return the FLOPs of one operation that torch dispatches; 0 if no formula is known. The plan counts with this."""
+    formula = FORMULAS.get(func._overloadpacket)
+    return formula(*args, **(kwargs or {}), out_val=out) if formula else 0
 
 
 def _is_repeated() -> bool:

@@ -1,6 +1,5 @@
 """A callback that starts a sampler on each node and notes the phases of a run, such as start, validation and test."""
 
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import Any
 
 import lightning as L
 
-from hpc.monitor import sampler
 from hpc.monitor.pauses import PauseClock
+from hpc.monitor.sampler import NodeSampler
 from hpc.resume.resume import Resume
 from hpc.run import attempt_log
 from hpc.system import process
@@ -19,7 +18,7 @@ MAX_RECORDED_EPOCHS = 5  # that each attempt notes: a small run may have thousan
 
 
 class Monitor(L.Callback):
-    """Start the sampler (sampler.py) on the first rank of each node, and note phases on rank 0.
+    """Start the sampler (sampler.py), a thread, on the first rank of each node, and note phases on rank 0.
 
     It does nothing between phases, so that a step takes no longer.
     """
@@ -27,7 +26,7 @@ class Monitor(L.Callback):
     def __init__(self, run_dir: str, every_seconds: float) -> None:
         self.run_dir, self.every_seconds = Path(run_dir), every_seconds
         self.attempt: int | None = None
-        self._sampler_pipe: int | None = None  # a byte in it ends the sampler
+        self._sampler: NodeSampler | None = None
         self._begins: dict[str, float] = {}  # unix time by phase
         self._pauses: PauseClock | None = None
         self._epochs_left = MAX_RECORDED_EPOCHS
@@ -45,9 +44,8 @@ class Monitor(L.Callback):
                 (self.run_dir / "monitor").mkdir(parents=True, exist_ok=True)
         if trainer.local_rank == 0:
             gpus = trainer.num_devices if trainer.strategy.root_device.type == "cuda" else 0
-            self._sampler_pipe = sampler.start_sampler(
-                self.run_dir, self.attempt, every_seconds=self.every_seconds, num_gpus=gpus
-            )
+            self._sampler = NodeSampler(self.run_dir, self.attempt, every_seconds=self.every_seconds, num_gpus=gpus)
+            self._sampler.start()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -91,22 +89,19 @@ class Monitor(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._note(trainer, "predict")
-        self._end_sampler()
+        self._stop_sampler()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._note(trainer, "predict")
         if stage != "fit":  # a test follows a fit; nothing follows a test or a prediction
-            self._end_sampler()
+            self._stop_sampler()
 
     def _note(self, trainer: L.Trainer, name: str) -> None:
         begin = self._begins.pop(name, None)
         if begin is not None and self.attempt is not None and trainer.is_global_zero:
             attempt_log.record_phase(self.run_dir, self.attempt, name=name, begin_time=begin, step=trainer.global_step)
 
-    def _end_sampler(self) -> None:
-        """Make the sampler write its last row and end, without waiting for it."""
-        if self._sampler_pipe is not None:
-            with suppress(OSError):  # it has ended already
-                os.write(self._sampler_pipe, b"\n")  # closing is not enough: a forked data worker may hold the pipe
-            os.close(self._sampler_pipe)
-            self._sampler_pipe = None
+    def _stop_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None

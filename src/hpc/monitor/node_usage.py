@@ -1,68 +1,43 @@
-"""Samples of the nodes, written and read, and phases of a run: files in monitor/ of its directory. Imports no torch."""
+"""Samples of the nodes and phases of a run, as they are read: files in monitor/ of its directory. Imports no torch."""
 
 import math
-import os
 import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from itertools import islice, pairwise
 from pathlib import Path
+from statistics import median
 
 from hpc.run.job_logs import read_tail
-from hpc.system.files import append_whole, open_regular_file, parse_json
+from hpc.system.files import open_regular_file, parse_json
 
 MAX_BYTES = 32 * 2**20  # of phases, and of samples that are read, in about 3 s; of more samples, one in so many is read
 GAP_INTERVALS = 5  # after so many intervals without a sample, the time between counts as unknown
 NOT_TRAINING = ("start", "validation", "checkpoint", "test")  # phases
-MAX_CELL_VALUE = 1e12  # the largest value that a cell may have
+MAX_VALUE = 1e12  # the largest value that a sample or a phase may have
+MAX_LINE_BYTES = 2**16
+# Of a sample. Others are left out, so that the table has few columns whatever a file holds.
+COLUMN = re.compile(
+    r"time|attempt|cpu_percent|memory_gb|net_(in|out)_mbs|disk_(read|write)_mbs"
+    r"|gpu1?\d_(percent|memory_gb|watts|celsius)"
+)
 
 
-Sample = Mapping[str, float | int | None]  # by column; None: unknown
+def samples_file(run_dir: Path, host: str) -> Path:
+    """Return the file with the samples of a node: a line of JSON for each, by column; null: unknown."""
+    return run_dir / "monitor" / f"node-{host}.jsonl"
 
 
-class SampleTable:
-    """A CSV file with a header, to which each attempt at a run appends."""
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path, self.columns = path, list(columns)
-        self._file: int | None = None
-
-    def add(self, sample: Sample) -> None:
-        """Append a row, with empty cells for unknown values. Raises `OSError`."""
-        if self._file is None:
-            self._file = self._open()
-        cells = ("" if (value := sample.get(column)) is None else f"{round(value, 3)}" for column in self.columns)
-        append_whole(self._file, (",".join(cells) + "\n").encode())
-
-    def first_time(self) -> float | None:
-        """Return the first cell of the first row; None if there is no row."""
-        try:
-            with self.path.open(encoding="utf-8", errors="replace") as stream:
-                return float((stream.readline() and stream.readline()).partition(",")[0])
-        except (OSError, ValueError):
-            return None
-
-    def _open(self) -> int:
-        """Open the file, and extend its header if this attempt has columns (other GPUs) that are new."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = self.path.read_bytes() if self.path.exists() else b""
-        complete = content[: content.rfind(b"\n") + 1]  # a crash may have cut a number of the last line in half
-        lines = complete.decode(errors="replace").splitlines()
-        columns = lines[0].split(",") if lines else []
-        new_columns = [column for column in self.columns if column not in columns]
-        self.columns = [*columns, *new_columns]
-        if new_columns:
-            padded = [",".join(self.columns), *(line + "," * len(new_columns) for line in lines[1:])]
-            temporary = self.path.with_suffix(".part")
-            temporary.write_text("\n".join(padded) + "\n", encoding="utf-8")
-            temporary.replace(self.path)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if not new_columns and len(complete) < len(content):
-            os.ftruncate(file, len(complete))
-        return file
+def first_sample_time(file: Path) -> float | None:
+    """Return the unix time of the first sample in a file; None if there is none."""
+    try:
+        with open_regular_file(file) as stream:
+            sample = _parse_sample(stream.readline(MAX_LINE_BYTES))
+    except OSError:
+        return None
+    return sample["time"] if sample else None
 
 
 @dataclass(frozen=True)
@@ -87,6 +62,13 @@ class NodeSamples:
     host: str
     columns: dict[str, array] = field(default_factory=dict)
 
+    def add(self, sample: Mapping[str, float]) -> None:
+        """Add a sample by column, if there is one: an attempt may have other columns (GPUs) than the one before."""
+        for name in [name for name in sample if name not in self.columns]:
+            self.columns[name] = array("d", [math.nan] * len(self.times))
+        for name, column in self.columns.items() if sample else ():
+            column.append(sample.get(name, math.nan))
+
     @property
     def times(self) -> Sequence[float]:
         return self.columns.get("time", array("d"))
@@ -108,8 +90,6 @@ class NodeSamples:
 
         Gaps between samples count as 0.
         """
-        from statistics import median  # not above: a sampler needs none of the twenty modules that it imports
-
         times, attempts = self.times, self.columns.get("attempt", ())
         intervals = [after - before for before, after in pairwise(times)]
         longest = GAP_INTERVALS * median(intervals) if intervals else 0
@@ -125,7 +105,7 @@ class NodeSamples:
 
 def read_nodes(run_dir: Path) -> tuple[list[NodeSamples], list[str]]:
     """Return the samples of each node, and notes on those that are damaged or left out."""
-    files = sorted((run_dir / "monitor").glob("*.csv"))
+    files = sorted((run_dir / "monitor").glob("node-*.jsonl"))
     stride = max(math.ceil(sum(_size(file) for file in files) / MAX_BYTES), 1)
     nodes, notes = [], []
     if stride > 1:
@@ -142,21 +122,28 @@ def read_nodes(run_dir: Path) -> tuple[list[NodeSamples], list[str]]:
 
 def read_node(file: Path, stride: int = 1) -> tuple[NodeSamples, int]:
     """Return every `stride`-th sample of a node, and how many of these lines are damaged."""
-    node, damaged = NodeSamples(file.stem), 0
+    node, damaged = NodeSamples(file.stem.removeprefix("node-")), 0
     try:
-        with TextIOWrapper(open_regular_file(file), encoding="utf-8", errors="replace") as stream:
-            names = stream.readline().rstrip("\n").split(",")
-            if names[:2] != ["time", "attempt"]:
-                return node, 1
-            node.columns = {name: array("d") for name in names}
+        with open_regular_file(file) as stream:
             for line in islice(stream, 0, None, stride):
-                cells = _cells(line, len(names))
-                damaged += cells is None
-                for name, cell in zip(names, cells or (), strict=False):
-                    node.columns[name].append(cell)
+                sample = _parse_sample(line)
+                damaged += sample is None
+                node.add(sample or {})
     except OSError:
         return node, 1
     return node, damaged
+
+
+def _parse_sample(line: bytes) -> dict[str, float] | None:
+    """Return the values of a line by column; None if it is damaged or incomplete."""
+    try:
+        sample = parse_json(line)
+        cells = {name: sample[name] for name in sample if COLUMN.fullmatch(name)}
+        known = {name: float(value) for name, value in cells.items() if value is not None}
+    except (ValueError, TypeError, OverflowError):
+        return None
+    is_whole = {"time", "attempt"} <= known.keys() and all(abs(value) < MAX_VALUE for value in known.values())
+    return {name: known.get(name, math.nan) for name in cells} if is_whole else None
 
 
 def _size(file: Path) -> int:
@@ -188,7 +175,7 @@ def _phase(line: str) -> Phase | None:
         phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
-    return phase if 0 <= phase.seconds < MAX_CELL_VALUE else None
+    return phase if 0 <= phase.seconds < MAX_VALUE else None
 
 
 def indices_while_training(node: NodeSamples, phases: Sequence[Phase]) -> list[int]:
@@ -215,16 +202,3 @@ def known_mean(values: Sequence[float]) -> float:
     """Return the mean of the values that are known (not NaN); NaN if there are none."""
     known = [value for value in values if value == value]
     return sum(known) / len(known) if known else math.nan
-
-
-def _cells(line: str, count: int) -> list[float] | None:
-    """Return the numbers of a line; None if it is damaged or incomplete."""
-    words = line.rstrip("\n").split(",")
-    if not line.endswith("\n") or len(words) != count:
-        return None
-    try:
-        cells = [float(word) if word else math.nan for word in words]
-    except ValueError:
-        return None
-    in_range = all(abs(cell) < MAX_CELL_VALUE or cell != cell for cell in cells)
-    return cells if in_range and cells[0] == cells[0] else None

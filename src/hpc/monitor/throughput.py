@@ -9,13 +9,13 @@ import torch
 
 from hpc.data.batch_contents import BatchSize, measure_batch
 from hpc.jobs.hardware import peak_flops
+from hpc.logging.curves import show_in_progress_bar
 from hpc.monitor.flops import StepFlops
 from hpc.monitor.own_time import OwnTime, data_wait_seconds, elapsed_seconds, record_moment
 from hpc.monitor.pauses import PauseClock
 from hpc.resume.agreement import Agreement, RankTimes
 from hpc.resume.resume import Resume
 from hpc.training import dry_run, step_overhead
-from hpc.training.curves import show_in_progress_bar
 
 
 @dataclass

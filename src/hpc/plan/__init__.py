@@ -2,5 +2,5 @@
 
 Offers `run_plan` (all that plan.py prints), `plan_arguments` (its command line), `memory_check.reject_too_big` (called
 before each submission), and `tracer` and `memory` for benchmarks. Only the tracer's own process imports torch. It needs
-the rooms config, launch (measured links), jobs (facts of GPUs), charts, data and training (a step without a run).
+the rooms config, jobs (facts of GPUs), charts (units), data and training (a step without a run).
 """

@@ -50,14 +50,6 @@ def all_reduce_seconds(size: float, group: Group, machine: Machine) -> float:
     return network.start_seconds + 2 * latency + 2 * volume / ring_bandwidth(group, machine)
 
 
-def send_seconds(size: float, *, to_other_node: bool, devices: int, machine: Machine) -> float:
-    """Return the time in which each of a node's `devices` sends `size` bytes to one other GPU."""
-    network = machine.network
-    if not to_other_node:
-        return network.start_seconds + network.link_hop_seconds + size / _link_bandwidth(machine)
-    return network.start_seconds + network.node_hop_seconds + size * devices / _node_bandwidth(machine)
-
-
 def ring_bandwidth(group: Group, machine: Machine) -> float:
     """Return the bytes per second of a ring, which leaves each node once. Groups on the same nodes share its links."""
     if group.num_nodes == 1:

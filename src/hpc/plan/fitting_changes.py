@@ -1,118 +1,143 @@
-"""The smallest changes of a config after which a run fits, as overrides to type. Pure; imports no torch."""
+"""A change of a config after which a run fits, as overrides to type, found on a ladder of changes. Imports no torch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations, product
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from hpc.plan.prediction import with_global_batch
-from hpc.plan.setup import ParallelLayout
+from hpc.config.batch_size import GLOBAL, PER_DEVICE
+from hpc.config.compose import compose_overrides
+from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
+from hpc.config.sections import Config
+from hpc.jobs.hardware import Machine
+from hpc.plan import trace_cache
+from hpc.plan.prediction import fits_in_memory, with_loader_batch
+from hpc.plan.setup import ParallelLayout, setup_from_config
+from hpc.plan.trace_types import Trace
 
 MAX_NODES = 1024
-# From little sharding to much: the strategy to type, and the fields of the setup that it changes.
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "deepspeed_zero1": {"sharding": "zero1"},
-    "deepspeed_zero2": {"sharding": "zero2"},
-    "fsdp": {"sharding": "fsdp"},
-    "deepspeed_zero3": {"sharding": "zero3", "compile": False},
-}
-OFFLOAD = {"sharding": "zero3", "compile": False, "offload": True}
-# For a run on one device: the trainer to type and its nodes; SHARDED are the fields that these trainers set.
-TRAINERS = {"fsdp": 1, "fsdp_4node": 4}
-SHARDED = {"single": False, "sharding": "fsdp", "precision": "bf16-mixed"}
+POWERS = [2**power for power in range(1, 11)]
+STRATEGIES = {"none": "fsdp", "zero1": "deepspeed_zero3", "zero2": "deepspeed_zero3"}  # that shard more
+TRAINERS = {"fsdp": 1, "fsdp_4node": 4}  # for a run on one device: the trainer to type, and its nodes
 PRECISIONS = {"32-true": "bf16-mixed", "16-mixed": "bf16-true", "bf16-mixed": "bf16-true"}
+NO_CHANGE_FITS = "a smaller network or global batch: no strategy, number of nodes or precision makes this one fit"
+NO_CHANGE_WITH_LOADER_FITS = (
+    "a smaller network, or a smaller batch of your loader: with its present batch no strategy or precision makes this "
+    "run fit (more nodes or accumulated batches would enlarge the global batch)"
+)
 
 
-@dataclass(frozen=True)
-class Change:
-    """An override to type, and the fields of the setup that it changes."""
+def find_fitting_change(
+    cfg: Config, words: Sequence[str], trace: Trace, setup: ParallelLayout, machine: Machine
+) -> tuple[str | None, str]:
+    """Return overrides with which, on top of `words`, a run fits that does not.
 
-    override: str
-    fields: dict[str, Any]
+    The changes of the ladder are made one after the other until the run fits; those that it does not need are left out.
 
+    Args:
+        trace, setup: of the run as it is.
 
-@dataclass(frozen=True)
-class Candidate:
-    """A setup after the changes of some overrides."""
-
-    overrides: tuple[str, ...]
-    setup: ParallelLayout
-
-
-def smallest_fitting(
-    candidates: Sequence[Candidate], fits: Callable[[Candidate], bool], *, max_count: int
-) -> list[Candidate]:
-    """Return the candidates with the fewest overrides that fit, in their order.
-
-    Of candidates that override the same keys, only the first one is returned.
+    Returns:
+        The overrides, None if there are none, and the sentence to print in that case.
     """
-    fitting: dict[frozenset[str], Candidate] = {}
-    for candidate in candidates:
-        if len(fitting) == max_count or (fitting and len(candidate.overrides) > len(next(iter(fitting)))):
-            break
-        keys = frozenset(override.partition("=")[0] for override in candidate.overrides)
-        if keys not in fitting and fits(candidate):
-            fitting[keys] = candidate
-    return list(fitting.values())
+    traces = {_arithmetic(setup): trace}
+    global_batch = setup_from_config(cfg).global_batch
+
+    def changed_setup(changes: dict[str, str]) -> ParallelLayout | None:
+        changed = _compose_setup([*words, *_overrides(changes)])
+        return changed if changed and changed.global_batch == global_batch else None
+
+    def fits(changed: ParallelLayout | None) -> bool:
+        if changed is None:
+            return False
+        if (arithmetic := _arithmetic(changed)) not in traces:
+            traces[arithmetic] = trace_cache.load_trace(cfg, changed)
+        trace = traces[arithmetic]
+        return fits_in_memory(trace, with_loader_batch(changed, trace), machine)
+
+    key = next((f"data.{key}" for key in (GLOBAL, PER_DEVICE) if cfg.data.get(key) is not None), None)
+    limits = {"max_nodes": cfg.cluster.max_nodes, "devices": cfg.cluster.gpus_per_node}
+    changes: dict[str, str] = {}
+    try:
+        for change in ladder(setup, has_blocks=bool(trace.blocks), batch_key=key, **limits):
+            if changed := changed_setup(changes | change):
+                changes |= change
+            if fits(changed):
+                break
+        else:
+            return None, NO_CHANGE_FITS if key else NO_CHANGE_WITH_LOADER_FITS
+        for override in reversed(list(changes)):  # the costly ones first
+            fewer = {key: value for key, value in changes.items() if key != override}
+            changes = fewer if fits(changed_setup(fewer)) else changes
+    except trace_cache.TracingError as error:
+        return None, f"a smaller network or batch, because the changed step cannot be planned here: {error}"
+    return " ".join(_overrides(changes)), ""
 
 
-def list_candidates(
+def ladder(
     setup: ParallelLayout,
     *,
     has_blocks: bool,
-    batch_key: str | None = "data.global_batch_size",
+    batch_key: str | None,
     max_nodes: int | None = None,
     devices: int | None = None,
-) -> Iterator[Candidate]:
-    """Yield candidates of up to three changes with the same global batch: few before many, cheap before expensive.
+) -> Iterator[dict[str, str]]:
+    """Yield changes by their cost: none, time, other hardware, much time, precision. Each is made beside those before.
+
+    All keep the global batch: while devices are added, fewer batches are accumulated.
 
     Args:
-        has_blocks: the network names its blocks.
+        has_blocks: the network has blocks whose activations can be dropped.
         batch_key: gives the batch size: data.global_batch_size, or data.batch_size, which then changes, too. None: the
             loaders of the data decide, so that the batch of a device cannot change.
         max_nodes: that the cluster allows.
         devices: per node of the cluster.
     """
-    changes = _changes(setup, has_blocks=has_blocks, max_nodes=max_nodes or MAX_NODES, devices=devices)
-    kinds = [kind for kind in changes if kind]
-    for number in (1, 2, 3):
-        for combination in combinations(kinds, number):
-            for chosen in product(*combination):
-                fields = {key: value for change in chosen for key, value in change.fields.items()}
-                keys = {change.override.partition("=")[0] for change in chosen}
-                changed = with_global_batch(setup, setup.global_batch, **fields) if len(keys) == number else None
-                if changed and (batch := _batch_overrides(setup, changed, batch_key)) is not None:
-                    yield Candidate((*(change.override for change in chosen), *batch), changed)
+    can_shard = not setup.single and setup.tensor_parallel == 1
+    if can_shard and setup.sharding in STRATEGIES:
+        yield {"strategy": STRATEGIES[setup.sharding]}
+    halves = [power for power in POWERS if setup.micro_batch % power == 0] if batch_key else []
+    for power in halves:
+        size_key = f"data.{PER_DEVICE}"
+        batch = {size_key: str(setup.micro_batch // power)} if batch_key == size_key else {}
+        yield {"trainer.accumulate_grad_batches": str(setup.accumulate * power)} | batch
+    if has_blocks and not setup.checkpointing:
+        yield {"strategy.activation_checkpointing": "true"}
+    num_batches = setup.accumulate * max(halves, default=1)
+    for power, change in _more_devices(setup, max_nodes=max_nodes or MAX_NODES, devices=devices):
+        if batch_key and num_batches % power == 0:
+            yield change | {"trainer.accumulate_grad_batches": str(num_batches // power)}
+    if can_shard and not setup.offload:
+        yield {"strategy": "zero3_offload"}
+    if precision := PRECISIONS.get(setup.precision):
+        yield {"trainer.precision": precision}
 
 
-def _batch_overrides(setup: ParallelLayout, changed: ParallelLayout, batch_key: str | None) -> tuple[str, ...] | None:
-    """Return what else must be typed so that the global batch stays; None if it cannot stay."""
-    if changed.micro_batch == setup.micro_batch or batch_key == "data.global_batch_size":
-        return ()
-    return (f"{batch_key}={changed.micro_batch}",) if batch_key else None
+def _more_devices(
+    setup: ParallelLayout, *, max_nodes: int, devices: int | None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield by what number the devices are multiplied, and the change that does so."""
+    if not setup.single:
+        yield from (
+            (power, {"trainer.num_nodes": str(setup.nodes * power)})
+            for power in POWERS
+            if setup.nodes * power <= max_nodes
+        )
+    elif devices:
+        yield from ((devices * nodes, {"trainer": name}) for name, nodes in TRAINERS.items() if nodes <= max_nodes)
 
 
-def _changes(setup: ParallelLayout, *, has_blocks: bool, max_nodes: int, devices: int | None) -> list[list[Change]]:
-    """Return changes by kind, in the order of their cost: none, time, other hardware, much time, precision."""
-    powers = [2**power for power in range(1, 11)]
-    accumulate = [setup.accumulate * power for power in powers if setup.micro_batch % power == 0]
-    nodes = [setup.nodes * power for power in powers if setup.nodes * power <= max_nodes]
-    strategies = [name for name in STRATEGIES if not setup.single and setup.tensor_parallel == 1]
-    trainers = [name for name, count in TRAINERS.items() if setup.single and devices and count <= max_nodes]
-    checkpointing = [Change("strategy.activation_checkpointing=true", {"checkpointing": True})]
-    precision = PRECISIONS.get(setup.precision)
-    return [
-        [Change(f"strategy={name}", STRATEGIES[name]) for name in strategies[_num_weaker_or_equal_strategies(setup) :]],
-        [Change(f"trainer.accumulate_grad_batches={count}", {"accumulate": count}) for count in accumulate],
-        checkpointing if has_blocks and not setup.checkpointing else [],
-        [Change(f"trainer.num_nodes={count}", {"nodes": count}) for count in nodes if not setup.single],
-        [Change(f"trainer={name}", {"nodes": TRAINERS[name], "devices": devices} | SHARDED) for name in trainers],
-        [Change("strategy=zero3_offload", OFFLOAD)] if strategies and not setup.offload else [],
-        [Change(f"trainer.precision={precision}", {"precision": precision})] if precision else [],
-    ]
+def _overrides(changes: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in changes.items()]
 
 
-def _num_weaker_or_equal_strategies(setup: ParallelLayout) -> int:
-    """Return how many of STRATEGIES shard no more than this setup does."""
-    names = [fields["sharding"] for fields in STRATEGIES.values()]
-    return names.index(setup.sharding) + 1 if setup.sharding in names else 0
+def _arithmetic(setup: ParallelLayout) -> tuple[object, ...]:
+    """Return what determines a trace."""
+    return (*setup.computes_in, setup.tensor_parallel, setup.checkpointing)
+
+
+def _compose_setup(words: Sequence[str]) -> ParallelLayout | None:
+    """Return the setup of a command line; None if its config breaks a rule."""
+    try:
+        cfg = parse(compose_overrides(words))
+    except ConfigError:
+        return None
+    return setup_from_config(cfg)

@@ -11,7 +11,6 @@ from functools import partial
 import lightning as L
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
@@ -19,11 +18,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from hpc.data.batch_contents import BatchSize, measure_batch
-from hpc.plan.cuda_kernels import cuda_attention, cuda_autocast
+from hpc.plan.cuda_emulation import emulate_cuda
 from hpc.plan.example_batches import ExampleBatch, ExampleBatches, UnreadableData
 from hpc.plan.meter import Meter, local_bytes
 from hpc.plan.module_source import ModuleSource, NotTraceable
-from hpc.plan.part_boundaries import PartBoundaries, PartsOutOfOrder, block_parts
+from hpc.plan.parameter_groups import list_groups
+from hpc.plan.trace_types import ParameterGroup
 from hpc.training import dry_run
 from hpc.training.blocks import Blocks
 from hpc.training.fake_tensors import default_dtype, fake_tensor_mode, real_tensor_mode
@@ -36,13 +36,11 @@ DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16":
 class MeasuredStep:
     """A measured step; without a batch, the parameters alone."""
 
-    names: list[str]  # of the parts
+    groups: tuple[ParameterGroup, ...]
     meter: Meter
-    output_bytes: dict[str, int]  # that each part hands on
     optimizer_states: float | None  # numbers that the optimizers keep per parameter
     batch_size: BatchSize | None = None
     numbers_per_example: int = 0  # in the input
-    is_whole: bool = False  # measured as one part, although it has blocks
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Precision:
     @contextmanager
     def step_context(self) -> Iterator[None]:
         """Compute in this precision within the block."""
-        with cuda_attention(), cuda_autocast(DTYPES[self.autocast]) if self.autocast else default_dtype(self.dtype):
+        with torch.autocast("cpu", DTYPES[self.autocast]) if self.autocast else default_dtype(self.dtype):
             yield
 
 
@@ -75,7 +73,6 @@ def run_step(
     num_examples: int,
     precision: Precision,
     num_ranks: int,
-    in_parts: bool = True,
     is_checkpointed: bool = False,
     is_real: bool = False,
 ) -> MeasuredStep:
@@ -83,13 +80,11 @@ def run_step(
 
     Args:
         num_ranks: that share each layer, as the network's `tensor_parallel_plan` says.
-        in_parts: whether to measure blocks one by one. A module that optimizes by itself is always measured as a whole.
-        is_real: whether tensors have values.
         is_checkpointed: whether the activations inside the blocks are dropped, and computed again in backward.
+        is_real: whether tensors have values.
 
     Raises:
         NotTraceable
-        PartsOutOfOrder: it must be measured as a whole.
         UnreadableData
     """
     with _tensor_parallel_mesh(num_ranks) as mesh, ExitStack() as stack:
@@ -103,29 +98,23 @@ def run_step(
             batch = batches.make(module, num_examples, dtype=dtype, is_real=is_real)
             trainer.datamodule = batches.trainer.datamodule
             dry_run.attach(module, trainer)
-            if mesh is not None:
-                network = planned_part(module)
-                parallelize_module(network, mesh, network.tensor_parallel_plan())
+            _parallelize(module, mesh)
             with suppress(*[Exception] * module.automatic_optimization):  # its optimizers are not needed for the step
                 dry_run.make_optimizers(module)
             dry_run.begin_training(module)
-            in_parts = in_parts and module.automatic_optimization
             blocks = source.find_blocks(module)
             for block in blocks.modules if blocks and is_checkpointed else ():  # as parallelize.py does
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-            meter = stack.enter_context(Meter(module, None if in_parts else block_parts(blocks)))
+            meter = stack.enter_context(Meter(module))
             states = _optimizer_states(trainer, meter)
-            measure = _measure_parts if in_parts else _measure_whole
-            names, output_bytes = measure(module, blocks, meter=meter, batch=batch, precision=precision)
-        except (NotTraceable, UnreadableData, PartsOutOfOrder):
+            _measure(module, blocks, meter=meter, batch=batch, precision=precision)
+        except (NotTraceable, UnreadableData):
             raise
         except Exception as error:
             raise NotTraceable(dry_run.explain(error, meter.operation if meter else None)) from error
     first = batch.tensors[0] if batch.tensors else None
-    size = measure_batch(batch.batch)
     numbers = first.numel() // num_examples if first is not None else 0
-    is_whole = blocks is not None and not in_parts
-    return MeasuredStep(names, meter, output_bytes, states, size, numbers, is_whole)
+    return MeasuredStep(list_groups(module, blocks), meter, states, measure_batch(batch.batch), numbers)
 
 
 def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks: int) -> MeasuredStep:
@@ -142,59 +131,39 @@ def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks:
         trainer = dry_run.DryRunTrainer()
         with suppress(Exception):  # the reason is told already
             dry_run.attach(module, trainer)
-        if mesh is not None:
-            network = planned_part(module)
-            parallelize_module(network, mesh, network.tensor_parallel_plan())
-        blocks = block_parts(source.find_blocks(module))
-        with Meter(module, blocks) as meter, suppress(Exception):
+        _parallelize(module, mesh)
+        with Meter(module) as meter, suppress(Exception):
             dry_run.make_optimizers(module)
             states = _optimizer_states(trainer, meter)
-    meter.runs.clear()
-    return MeasuredStep(["before", *blocks], meter, {}, states)
+        return MeasuredStep(list_groups(module, source.find_blocks(module)), meter, states)
 
 
-def _measure_parts(
+def _measure(
     module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: ExampleBatch, precision: Precision
-) -> tuple[list[str], dict[str, int]]:
-    """Run forward and backward with hooks that enter the meter's parts.
-
-    Returns:
-        The names of the parts, and the bytes that each hands on.
-    """
-    boundaries = PartBoundaries(module, blocks, meter)
+) -> None:
+    """Run forward and backward. A module that optimizes by itself has done all of it when its step returns."""
+    if blocks:
+        blocks.modules[-1].register_forward_hook(meter.enter_head)
+    for optimizer in module.trainer.optimizers:
+        meter.leave_out(optimizer)
+    meter.begin()
     for tensor in batch.tensors:
         meter.count(tensor)
-    with precision.step_context(), saved_tensors_hooks(meter.mark_recompute_end, lambda tensor: tensor):
-        loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
-    assert loss is not None
-    boundaries.begin_backward()
-    module.backward(loss)
-    meter.leave()
-    return boundaries.names, boundaries.output_bytes
+    with emulate_cuda():
+        with precision.step_context():
+            loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
+        if loss is not None:
+            module.backward(loss)
 
 
-def _measure_whole(
-    module: L.LightningModule, blocks: Blocks | None, *, meter: Meter, batch: ExampleBatch, precision: Precision
-) -> tuple[list[str], dict[str, int]]:
-    """Run the step as one part. The blocks hold their parameters, but all work and memory count as the one part's."""
-    meter.is_one_part = True
-    meter.enter("before", "forward")
-    for tensor in batch.tensors:
-        meter.count(tensor)
-    for optimizer in module.trainer.optimizers:  # their work belongs to no part
-        optimizer.register_step_pre_hook(lambda *_: meter.enter("optimizer", "step"))
-        optimizer.register_step_post_hook(lambda *_: meter.enter("before", "forward"))
-    with precision.step_context():
-        loss = dry_run.training_step(module, dry_run.transfer(module, batch.batch))
-    if loss is not None:
-        module.backward(loss)
-    meter.leave()
-    return ["before", *block_parts(blocks)], {}
+def _parallelize(module: L.LightningModule, mesh: DeviceMesh | None) -> None:
+    if mesh is not None:
+        network = planned_part(module)
+        parallelize_module(network, mesh, network.tensor_parallel_plan())
 
 
 def _optimizer_states(trainer: L.Trainer, meter: Meter) -> float | None:
     """Return how many numbers the optimizers keep per parameter (AdamW: 2); None if they cannot be tried."""
-    meter.enter("optimizer", "step")  # its work belongs to no part
     before, num_bytes = meter.alive, 0
     try:
         for optimizer in trainer.optimizers:

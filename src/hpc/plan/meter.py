@@ -1,87 +1,86 @@
-"""A meter of a module that runs on tensors without content: its operations, and the memory that is alive."""
+"""A meter of a training step: its operations, and the memory that is alive at each moment."""
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
+
+from hpc.data.batch_contents import iterate_tensors
+from hpc.monitor.flops import operation_flops
 
 ATEN = torch.ops.aten
-FORMULAS: dict[Any, Callable[..., int]] = flop_registry | {
-    ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[ATEN._scaled_dot_product_flash_attention],
-    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        ATEN._scaled_dot_product_flash_attention_backward
-    ],
-}
 # What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
 COLLECTIVES = {"all_reduce": 1.0, "reduce_scatter": 0.5, "all_gather": 0.5}
 
 
-@dataclass
-class PartRun:
-    """One part in one direction. Sizes are bytes."""
+class Operation(NamedTuple):
+    """An operation of torch, or a collective, whose bytes are those of an all-reduce that costs the same."""
 
-    begin: int = 0  # alive when it began
-    end: int = 0  # alive when it ended
-    levels: list[int] = field(default_factory=list)  # alive after each allocation, beyond `begin`
-    work: list[tuple[int, int]] = field(default_factory=list)  # FLOPs and bytes of each operation
-    reduced: list[int] = field(default_factory=list)  # of the all-reduce that costs what a collective does
-    num_needed: int = 0  # operations until the last tensor that backward needs
+    name: str
+    flops: int
+    bytes: int
+
+
+class Level(NamedTuple):
+    """The memory after an allocation. See `trace_types.MemoryLevel`."""
+
+    bytes: int
+    gradients: float
+    is_head: bool
 
 
 class Meter(TorchDispatchMode):
-    """Measure a module: `runs` by part and direction; `operation` is the newest one, in `part`.
+    """Measure a step of a module, once `begin` is called.
 
-    Parameters and buffers belong to the part that reads them first, and do not count as memory that is alive.
-
-    Args:
-        owners: parts by their names, if those that own parameters are known before.
+    Parameters, buffers and complete gradients do not count as bytes that are alive: strategies shard them.
 
     Attributes:
-        is_one_part: forward and backward passes follow each other in any order; memory is that of the whole step.
+        forward, backward, reduced: operations in their order; `reduced` are collectives.
+        levels: of the memory, in their order.
+        alive: bytes now, in all.
+        operation: the newest one.
+        is_recording: whether operations and levels are recorded.
     """
 
-    def __init__(self, module: torch.nn.Module, owners: Mapping[str, torch.nn.Module] | None = None) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        self.states = {_key(state): state for state in (*module.parameters(), *module.buffers())}
-        self.owner: dict[int, str] = {}
-        for name, part in (owners or {}).items():
-            for state in (*part.parameters(), *part.buffers()):
-                self.owner.setdefault(_key(state), name)
-        self.is_one_part = False
-        self.runs: dict[tuple[str, str], PartRun] = {}
-        self.part, self.direction, self.operation = "before", "forward", ""
-        self._run, self.alive = PartRun(), 0
-        self._counted = set(self.states)  # storages
-        self._gradients: set[int] = set()  # storages of complete gradients, which are not counted any more
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._discount_gradient)
+        self.forward: list[Operation] = []
+        self.backward: list[Operation] = []
+        self.reduced: list[Operation] = []
+        self.levels: list[Level] = []
+        self.alive, self.operation = 0, ""
+        self.is_recording = False
+        self._begin, self._is_head = 0, False
+        self._counted = {storage_key(state) for state in (*module.parameters(), *module.buffers())}  # storages
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._num_trained = sum(local_shard(parameter).numel() for parameter in trained)
+        self._gradients: dict[int, int] = {}  # numbers in each complete gradient, by storage
+        self._num_complete = 0  # numbers in all of them
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._discount_gradient)
 
-    def enter(self, part: str, direction: str) -> None:
-        """End the present part, and begin another one."""
-        self.leave()
-        self.part, self.direction = part, direction
-        self._run = self.runs.setdefault((part, direction), PartRun(begin=self.alive))
+    def begin(self) -> None:
+        """Begin the step: what is alive now is not its memory."""
+        self._begin, self.is_recording = self.alive, True
 
-    def leave(self) -> None:
-        """End the present part."""
-        self._run.end = self._run.begin if self.is_one_part else self.alive
+    def leave_out(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record nothing while an optimizer makes a step, as manual optimization does within the module's."""
+        optimizer.register_step_pre_hook(lambda *_: setattr(self, "is_recording", False))
+        optimizer.register_step_post_hook(lambda *_: setattr(self, "is_recording", True))
 
-    def mark_recompute_end(self, tensor: Tensor) -> Tensor:
-        """Record that backward needs a tensor: checkpointing would repeat all operations so far. Return the tensor."""
-        self._run.num_needed = len(self._run.work)
-        return tensor
+    def enter_head(self, _: Any, args: Any, output: Any) -> None:
+        """Begin the head of the network: a hook of the last block."""
+        self._is_head = True
+        for tensor in iterate_tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._leave_head)
 
-    def owned_tensors(self, part: str) -> list[Tensor]:
-        """Return parameters and buffers of a part. Those that no part read belong to the part "before"."""
-        return [state for key, state in self.states.items() if self.owner.get(key, "before") == part]
+    def _leave_head(self, _: Tensor) -> None:
+        self._is_head = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -92,23 +91,24 @@ class Meter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         read = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         written = [t for t in tree_iter(out) if isinstance(t, Tensor)]
-        for tensor in read:
-            if self.direction != "step" and (key := _key(tensor)) in self.states:
-                self.owner.setdefault(key, self.part)
+        if self.is_recording:
+            self._record(func, (args, kwargs or {}, out), read, written)
         for tensor in written:
             self.count(tensor)
-        run = self._run
-        if self.is_one_part and torch._C._current_graph_task_id() != -1:  # within a backward pass
-            run = self.runs.setdefault((self.part, "backward"), PartRun())
-        if func.namespace == "_c10d_functional":
-            for share in (share for name, share in COLLECTIVES.items() if name in str(func)):
-                whole = max(sum(map(local_bytes, tensors)) for tensors in (read, written))
-                run.reduced.append(int(share * whole))
-        elif not is_view(func):
-            formula = FORMULAS.get(func._overloadpacket)
-            flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
-            run.work.append((flops, sum(map(local_bytes, (*read, *written)))))
         return out
+
+    def _record(self, func: Any, call: Any, read: list[Tensor], written: list[Tensor]) -> None:
+        name = str(func)
+        if func.namespace == "_c10d_functional":
+            for share in (share for kind, share in COLLECTIVES.items() if kind in name):
+                whole = max(sum(map(local_bytes, tensors)) for tensors in (read, written))
+                self.reduced.append(Operation(name, 0, int(share * whole)))
+        elif not is_view(func):
+            args, kwargs, out = call
+            flops = operation_flops(func, args, kwargs, out=out)
+            is_backward = torch._C._current_graph_task_id() != -1
+            works = self.backward if is_backward else self.forward
+            works.append(Operation(name, flops, sum(map(local_bytes, (*read, *written)))))
 
     def count(self, tensor: Tensor) -> None:
         """Count the storage of a tensor once, until it is freed."""
@@ -118,22 +118,28 @@ class Meter(TorchDispatchMode):
             return
         self._counted.add(key)
         self.alive += size
-        self._run.levels.append(self.alive - self._run.begin)
         weakref.finalize(storage, self._free, key, size)
+        if self.is_recording:
+            # Gradients of the step before stay until backward begins.
+            share = self._num_complete / self._num_trained if self.backward and self._num_trained else 1.0
+            self.levels.append(Level(self.alive - self._begin, share, self._is_head))
 
     def _discount_gradient(self, parameter: Tensor) -> None:
         """Stop counting a complete gradient; memory.py adds gradients itself."""
         assert parameter.grad is not None
-        if (key := _key(parameter.grad)) not in self._gradients:
-            self._gradients.add(key)
-            self.alive -= local_shard(parameter.grad).untyped_storage().nbytes()
+        if (key := storage_key(parameter.grad)) not in self._gradients:
+            gradient = local_shard(parameter.grad)
+            self._gradients[key] = gradient.numel()
+            self._num_complete += gradient.numel()
+            self.alive -= gradient.untyped_storage().nbytes()
 
     def _free(self, key: int, size: int) -> None:
         self._counted.discard(key)
-        if key in self._gradients:
-            self._gradients.discard(key)
-        else:
+        num_complete = self._gradients.pop(key, None)
+        if num_complete is None:
             self.alive -= size
+        else:
+            self._num_complete -= num_complete
 
 
 def local_bytes(tensor: Tensor) -> int:
@@ -150,7 +156,7 @@ def is_view(func: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def _key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     """Return a key of the storage behind a tensor."""
     return local_shard(tensor).untyped_storage()._cdata
 

@@ -1,134 +1,135 @@
-"""The words of plan.py that are not overrides of the config, and the setup that they plan. Imports no torch."""
+"""The words of plan.py that are not overrides of the config. Imports no torch."""
 
+import json
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
-from hpc.plan.prediction import with_global_batch
+from hpc.config.sections import Config
+from hpc.jobs.hardware import Machine
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 
-TYPES = {"tokens": float, "samples": float, "pipeline": int, "interleaved": int, "micro_batch": int}
-EXAMPLES = {"tokens": "300e9", "samples": "1e8", "pipeline": "2", "interleaved": "2", "micro_batch": "1"}
-LAYOUT_WORDS = {"pipeline", "interleaved", "micro_batch"}
+NETWORK_FILE = "network.json"  # of a run of tools/comm.py
+NO_PIPELINE = "A plan has no pipeline any more, because train.py has none"
+FORMER_WORDS = {  # and what to type instead
+    "plot": ("A plan draws nothing any more: it prints the same table", "--json, for the numbers of a plot"),
+    "pipeline": (NO_PIPELINE, "the command without it"),
+    "interleaved": (NO_PIPELINE, "the command without it"),
+    "micro_batch": ("A plan has the micro-batch of the config", "trainer.accumulate_grad_batches= or data.batch_size="),
+}
 
 
-def split_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return plan.py's own words by key, and the overrides of the config.
+@dataclass(frozen=True)
+class PlanWords:
+    """The words of plan.py."""
+
+    amount: float | None = None  # of training, in `unit`
+    unit: str = "samples"  # or "tokens"
+    network: Path | None = None  # a run of tools/comm.py, whose bandwidths replace those of the cluster's file
+
+
+def split_words(words: Sequence[str]) -> tuple[PlanWords, list[str]]:
+    """Return plan.py's own words, and the overrides of the config.
 
     Raises:
         ConfigError: a value is not valid, or two words contradict each other.
     """
-    own: dict[str, Any] = {}
-    overrides = []
+    amounts: dict[str, float] = {}
+    network, overrides = None, []
     for word in words:
         key, _, value = word.partition("=")
-        if key == "plot":
-            own[key] = _prepare_plot_path(value)
-        elif key in TYPES:
-            own[key] = _positive_number(key, value)
+        if key in ("tokens", "samples"):
+            amounts[key] = _positive_number(key, value)
+        elif key == "network":
+            network = Path(value)
+        elif key in FORMER_WORDS:
+            raise ConfigError(key, value, *FORMER_WORDS[key])
         else:
             overrides.append(word)
-    if "tokens" in own and "samples" in own:
-        rule = f"cannot be combined with tokens={own['tokens']:g}"
-        raise ConfigError("samples", f"{own['samples']:g}", rule, "one of the two")
-    if "interleaved" in own and own.get("pipeline", 1) == 1:
-        rule = "must come with pipeline=, because it splits the stages of a pipeline"
-        raise ConfigError("interleaved", own["interleaved"], rule, f"pipeline=2 interleaved={own['interleaved']}")
-    return own, overrides
+    if len(amounts) > 1:
+        rule = f"cannot be combined with tokens={amounts['tokens']:g}"
+        raise ConfigError("samples", f"{amounts['samples']:g}", rule, "one of the two")
+    unit, amount = next(iter(amounts.items()), ("samples", None))
+    return PlanWords(amount, unit, network), overrides
 
 
-def with_layout_words(setup: ParallelLayout, own: dict[str, Any]) -> ParallelLayout:
-    """Return the setup with the pipeline and the micro-batch of plan.py's own words, and the same global batch.
-
-    Raises:
-        ConfigError: the world size is not divisible by the stages, or the batch not by the micro-batch.
-    """
-    if not own.keys() & LAYOUT_WORDS:
-        return setup
-    if not setup.micro_batch:
-        key = next(key for key in own if key in LAYOUT_WORDS)
-        rule = "must be used with a batch size that the config gives; here only the loaders of the data have one"
-        raise ConfigError(key, own[key], rule, "data.batch_size=<number>, beside it")
-    stages = {key: own[key] for key in ("pipeline", "interleaved") if key in own}
-    piped = replace(setup, **stages)
-    if setup.world_size % (piped.tensor_parallel * piped.pipeline):
-        product = f"pipeline * strategy.tensor_parallel_size ({piped.pipeline} * {piped.tensor_parallel})"
-        rule = f"{product} must divide the world size ({setup.world_size})"
-        fix = "".join(f"pipeline={stages}, or " for stages in _possible_stages(setup)[:1])
-        raise ConfigError("pipeline", piped.pipeline, rule, f"{fix}another trainer.num_nodes=")
-    num_ranks, micro_batch = piped.data_parallel, own.get("micro_batch", setup.micro_batch)
-    accumulate = max(1, setup.global_batch // (num_ranks * micro_batch))
-    planned = with_global_batch(setup, setup.global_batch, **stages, accumulate=accumulate)
-    if planned is None or planned.micro_batch != micro_batch:
-        rule = f"must divide the batch of a data-parallel rank ({setup.global_batch} / {num_ranks})"
-        raise ConfigError("micro_batch", micro_batch, rule, "micro_batch=1, or another data.global_batch_size=")
-    return planned
-
-
-def reject_uneven_stages(trace: Trace, setup: ParallelLayout) -> None:
-    """Raise `ConfigError` for a pipeline whose stages cannot have equally many blocks."""
-    num_pieces, num_blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
-    if setup.pipeline > 1 and (not num_blocks or num_blocks % num_pieces):
-        rule = f"must split the {num_blocks} blocks of the network evenly, with interleaved={setup.interleaved}"
-        if not num_blocks:
-            rule = "cannot be planned for this network, which has no list of equal blocks that stages could share"
-            raise ConfigError("pipeline", setup.pipeline, rule, "the command without pipeline=")
-        possible = [number for number in _possible_stages(setup) if num_blocks % (number * setup.interleaved) == 0]
-        fix = "".join(f"pipeline={number}, or " for number in possible[:1])
-        raise ConfigError("pipeline", setup.pipeline, rule, f"{fix}the command without pipeline=")
-
-
-def _possible_stages(setup: ParallelLayout) -> list[int]:
-    """Return the numbers of stages over which the devices can be shared equally."""
-    num_ranks = setup.world_size // setup.tensor_parallel
-    return [number for number in range(2, num_ranks + 1) if num_ranks % number == 0]
-
-
-def num_steps(cfg: DictConfig, trace: Trace, *, setup: ParallelLayout, own: dict[str, Any]) -> int | None:
+def num_steps(cfg: Config, trace: Trace, *, setup: ParallelLayout, own: PlanWords) -> int | None:
     """Return the optimizer steps of the run; None if neither the config nor plan.py's own words give them.
 
     Raises:
         ConfigError: both give them, or tokens are counted of a network whose input has none.
     """
     max_steps = cfg.trainer.max_steps if cfg.trainer.max_steps > 0 else None
-    key = next((key for key in ("tokens", "samples") if key in own), None)
-    if key is None:
+    if own.amount is None:
         return max_steps
     if max_steps:
         rule = f"cannot be combined with trainer.max_steps={max_steps}"
-        raise ConfigError(key, f"{own[key]:g}", rule, "one of the two")
-    if key == "tokens" and trace.unit != "tokens":
+        raise ConfigError(own.unit, f"{own.amount:g}", rule, "one of the two")
+    if own.unit == "tokens" and trace.unit != "tokens":
         rule = "cannot be counted, because the input of this network is samples"
-        raise ConfigError(key, f"{own[key]:g}", rule, "samples=<number of samples>")
-    num_samples = own[key] / (trace.tokens_per_example if key == "tokens" else 1)
+        raise ConfigError(own.unit, f"{own.amount:g}", rule, "samples=<number of samples>")
+    num_samples = own.amount / (trace.tokens_per_example if own.unit == "tokens" else 1)
     return ceil(num_samples / setup.global_batch)
 
 
-def _positive_number(key: str, value: str) -> float | int:
-    try:
-        number = TYPES[key](value)
-    except ValueError:
-        number = 0
-    if not 0 < number < 1e30:
-        kind = "a whole number" if TYPES[key] is int else "a number"
-        raise ConfigError(key, value, f"must be {kind} above 0", f"{key}={EXAMPLES[key]}")
-    return number
+def with_measured_network(nominal: Machine, run_dir: Path) -> Machine:
+    """Replace the bandwidths of a machine by those that a run of tools/comm.py has measured.
+
+    A nominal bandwidth is larger than a measured one by the share that can be reached. Across nodes each GPU of a node
+    measured a ring of its own, all at once, so that a node sends the sum of them.
+
+    Raises:
+        ConfigError: the run has no measurement of NCCL.
+    """
+    report = _read_network(run_dir)
+    within, across = (report["links"].get(scope) for scope in ("within", "across"))
+    measured = nominal
+    if within:
+        measured = replace(measured, gpu=replace(measured.gpu, link_gbs=_gbs(within) / nominal.network.link_share))
+    if across:
+        per_node = _gbs(across) * report["ranks_per_node"]
+        measured = replace(measured, node_gbs=per_node / nominal.network.node_share)
+    return measured
 
 
-def _prepare_plot_path(value: str) -> Path:
-    """Return the path of the page, and make its folder now, so that a wrong path is reported at once."""
-    path = Path(value)
-    if path.suffix != ".html" or path.is_dir():
-        raise ConfigError("plot", value, "must be the name of a file that ends in .html", "plot=plan.html")
+def _read_network(run_dir: Path) -> dict[str, Any]:
+    """Return the measurement of a run, of which all that is used is there."""
+    report: dict[str, Any] = {}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        report = json.loads((run_dir / NETWORK_FILE).read_text(encoding="utf-8"))
+        num_links = len([_gbs(link) for link in report["links"].values() if link])
+        problem = "" if num_links else f"must have measured: {NETWORK_FILE} has no link"
+        if report["backend"] != "nccl":
+            problem = f"must be a run on GPUs: {NETWORK_FILE} has links of {report['backend']}"
+        if report["ranks_per_node"] < 1:
+            raise ValueError(report["ranks_per_node"])
     except OSError as error:
-        rule = f"Cannot make the folder of this file: {error.strerror}"
-        raise ConfigError("plot", value, rule, "plot=plan.html") from None
-    return path
+        problem = f"must be a run of tools/comm.py: cannot read {error.filename}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        problem = f"must be a run of tools/comm.py: {NETWORK_FILE} in it is damaged"
+    if problem:
+        raise ConfigError("network", run_dir, problem, "the command without network=")
+    return report
+
+
+def _gbs(link: dict[str, Any]) -> float:
+    """Return the GB/s of a link. Raise ValueError if they are no number above 0."""
+    gbs = float(link["gbs"])
+    if not 0 < gbs < math.inf:
+        raise ValueError(gbs)
+    return gbs
+
+
+def _positive_number(key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e30:
+        raise ConfigError(key, value, "must be a number above 0", f"{key}={'300e9' if key == 'tokens' else '1e8'}")
+    return number

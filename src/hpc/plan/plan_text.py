@@ -1,43 +1,50 @@
-"""The plan of a run as text and as plain data. Pure; imports no torch."""
+"""The plan of a run, as text and as JSON. Pure; imports no torch."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.charts.units import format_seconds, format_si
+from hpc.config.sections import ClusterConfig
 from hpc.plan.memory import offloaded_bytes
 from hpc.plan.prediction import SPARE_SHARE, PredictedScalingRow, Prediction
 from hpc.plan.step_time import forward_flops
 from hpc.plan.whole_run import START_SECONDS, CheckpointCost, Finish
 
 ACTIVATIONS = ("activations", "logits")  # that a plan by parameters alone does not count
-STEP_PARTS = ("compute", "communication", "optimizer", "bubble")
+STEP_PARTS = ("compute", "communication", "optimizer")
 
 
-def lines(
-    prediction: Prediction,
-    title: str,
-    *,
-    finish: Finish | None,
-    checkpoint: CheckpointCost | None,
-    changes: Sequence[str],
-    notes: Sequence[str],
-) -> list[str]:
-    """Return one screen of text."""
-    return [
-        title,
+@dataclass(frozen=True)
+class RunPlan:
+    """A prediction, and what follows from it for the whole run: what plan.py prints."""
+
+    prediction: Prediction
+    title: str
+    finish: Finish | None  # None: unknown
+    checkpoint: CheckpointCost | None
+    change: str | None  # overrides with which a run fits that does not
+    notes: Sequence[str]
+
+
+def as_text(plan: RunPlan) -> str:
+    """Return the plan as one screen of text."""
+    prediction = plan.prediction
+    lines = [
+        plan.title,
         *([prediction.trace.by_parameters_note] if prediction.trace.by_parameters else []),
         "",
         *_memory_lines(prediction),
-        *(f"  to make it fit: {change}" for change in changes),
+        *([f"  to make it fit: {plan.change}"] if plan.change else []),
         "",
         *_step_lines(prediction),
-        *([_finish_line(finish)] if finish else []),
-        *([_checkpoint_line(checkpoint)] if checkpoint else []),
+        *([_finish_line(plan.finish)] if plan.finish else []),
+        *([_checkpoint_line(plan.checkpoint)] if plan.checkpoint else []),
         *_scaling_lines(prediction),
-        *(f"note: {note}" for note in notes),
+        *(f"note: {note}" for note in plan.notes),
     ]
+    return "\n".join(lines)
 
 
 def title(prediction: Prediction, *, strategy: str, gpu: str | None) -> str:
@@ -51,7 +58,7 @@ def title(prediction: Prediction, *, strategy: str, gpu: str | None) -> str:
     return f"{size} parameters, {strategy}, {setup.precision}: {devices}, {batch}"
 
 
-def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, finish: Finish | None) -> list[str]:
+def notes(prediction: Prediction, cluster: ClusterConfig, *, steps: int | None, finish: Finish | None) -> list[str]:
     """Return notes on what the prediction leaves out, and on what the project cannot run.
 
     Args:
@@ -63,9 +70,8 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
         (not setup.accelerated, "this run uses CPUs, for which only the memory is predicted"),
         (setup.accelerated and prediction.capacity is None,
          f"cluster={cluster.name} has no cluster.gpu, so it is unknown whether the run fits"),
-        (prediction.capacity is not None and cluster.network_gbs is None,
+        (prediction.capacity is not None and cluster.network_gbs is None and len(prediction.scaling) < 2,
          "cluster.network_gbs (GB/s that a node sends) is not set, so only one node is timed"),
-        (setup.pipeline > 1, "train.py has no pipeline; it runs data and tensor parallelism only"),
         (setup.compile and prediction.fits is False,
          "torch.compile saves less for backward than is counted here, so the run may fit"),
         (setup.offload, _offload_note(prediction)),
@@ -88,7 +94,7 @@ def _offload_note(prediction: Prediction) -> str:
     )
 
 
-def _end_notes(prediction: Prediction, cluster: DictConfig, steps: int | None, finish: Finish | None) -> list[str]:
+def _end_notes(prediction: Prediction, cluster: ClusterConfig, steps: int | None, finish: Finish | None) -> list[str]:
     """Return a note if the time to the end of the run is not predicted."""
     if prediction.step is not None and steps is None:
         return [f"to predict the time to the end, add {prediction.trace.unit}=1e9 or trainer.max_steps="]
@@ -168,35 +174,30 @@ def _scaling_line(row: PredictedScalingRow) -> str:
     return f"{row.nodes:>6}{row.gpus:>7}{''.join(cells)}".rstrip()
 
 
-def as_dict(
-    prediction: Prediction,
-    *,
-    finish: Finish | None,
-    checkpoint: CheckpointCost | None,
-    changes: Sequence[str],
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    """Return the plan as plain data, in bytes, seconds, and examples or tokens; unknown values are None."""
+def as_json(plan: RunPlan) -> str:
+    """Return the plan as JSON, in bytes, seconds, and examples or tokens; unknown values are null."""
+    prediction = plan.prediction
     step, memory, trace = prediction.step, prediction.memory, prediction.trace
     unknown = dict.fromkeys(ACTIVATIONS) if trace.by_parameters else {}
     sizes = {"total": memory.total, "room": prediction.capacity, "margin": prediction.margin}
-    return {
+    plain = {
         "setup": vars(prediction.setup) | {"global_batch": prediction.setup.global_batch},
-        "parameters": prediction.trace.num_parameters,
+        "parameters": trace.num_parameters,
         "memory": vars(memory) | unknown | sizes,
         "by_parameters": trace.by_parameters or None,
         "fits": prediction.fits,
-        "changes": list(changes),
+        "change": plan.change,
         "step": {part: getattr(step, part) if step else None for part in ("seconds", *STEP_PARTS)} | {"data": None},
         "rate": prediction.rate,
         "read_per_node": prediction.read_bytes_per_second_per_node,
-        "unit": prediction.trace.unit,
+        "unit": trace.unit,
         "mfu": prediction.mfu,
         "scaling": [_row_as_dict(row) for row in prediction.scaling],
-        "finish": vars(finish) if finish else None,
-        "checkpoint": vars(checkpoint) if checkpoint else None,
-        "notes": list(notes),
+        "finish": vars(plan.finish) if plan.finish else None,
+        "checkpoint": vars(plan.checkpoint) if plan.checkpoint else None,
+        "notes": list(plan.notes),
     }
+    return json.dumps(plain, indent=1)
 
 
 def _row_as_dict(row: PredictedScalingRow) -> dict[str, Any]:

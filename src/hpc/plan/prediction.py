@@ -129,8 +129,6 @@ def with_loader_batch(setup: ParallelLayout, trace: Trace) -> ParallelLayout:
 def with_global_batch(setup: ParallelLayout, global_batch: int, **changes: object) -> ParallelLayout | None:
     """Return the setup with changed fields and this global batch; None if the batch is not divisible by the ranks."""
     changed = replace(setup, **changes)  # type: ignore[arg-type]
-    if changed.data_parallel < 1 or changed.world_size % (changed.tensor_parallel * changed.pipeline):
-        return None
     micro_batch, rest = divmod(global_batch, changed.data_parallel * changed.accumulate)
     return None if rest or not micro_batch else replace(changed, micro_batch=micro_batch)
 

@@ -2,24 +2,21 @@
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
-
-from hpc.config.sections import derive_layout, is_on_gpu, strategy_kind
+from hpc.config.layout import derive_layout, is_on_gpu, strategy_kind
+from hpc.config.sections import Config
 
 BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word of trainer.precision
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """The layout of a run: world size = nodes * devices = data-parallel * tensor-parallel * pipeline."""
+    """The layout of a run: world size = nodes * devices = data-parallel * tensor-parallel."""
 
     nodes: int
     devices: int  # per node
     micro_batch: int  # examples that a rank computes at once; 0: only the loaders of the data know
     accumulate: int = 1  # micro-batches per step
     tensor_parallel: int = 1
-    pipeline: int = 1  # stages; train.py runs only one
-    interleaved: int = 1  # pieces of the network per stage (arXiv 2104.04473, section 2.2)
     sharding: str = "none"  # fsdp, zero1, zero2, zero3
     precision: str = "32-true"
     checkpointing: bool = False
@@ -36,7 +33,7 @@ class ParallelLayout:
 
     @property
     def data_parallel(self) -> int:
-        return self.world_size // (self.tensor_parallel * self.pipeline)
+        return self.world_size // self.tensor_parallel
 
     @property
     def global_batch(self) -> int:
@@ -56,7 +53,7 @@ class ParallelLayout:
         return (kind, kind) if self.sharding == "fsdp" and self.data_parallel > 1 else ("32", kind)
 
 
-def setup_from_config(cfg: DictConfig) -> ParallelLayout:
+def setup_from_config(cfg: Config) -> ParallelLayout:
     """Return the setup of a checked config."""
     strategy, trainer = cfg.strategy, cfg.trainer
     kind = strategy_kind(strategy)  # all but these two keep everything on every rank

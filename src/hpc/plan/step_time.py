@@ -22,24 +22,17 @@ class StepTime:
     compute: float
     communication: float  # that computation does not hide
     optimizer: float
-    bubble: float  # of a pipeline while it fills and empties
     flops: float  # of the network per GPU: 3 times those of forward
 
     @property
     def seconds(self) -> float:
-        return self.compute + self.communication + self.optimizer + self.bubble
+        return self.compute + self.communication + self.optimizer
 
 
 def predict_step(trace: Trace, setup: ParallelLayout, machine: Machine) -> StepTime:
-    """Predict the time of a step of a network whose parts are spread evenly over the stages of a pipeline.
-
-    The bubble is (p - 1) / v micro-batches of a stage (arXiv 2104.04473, section 2.2).
-    """
-    trace = trace.with_checkpointing(setup.checkpointing)
-    forward = sum(operations_seconds(part.forward, setup, machine) for part in trace.parts)
-    backward = sum(operations_seconds(part.backward, setup, machine) for part in trace.parts)
-    if setup.checkpointing:
-        backward += sum(operations_seconds(block.recomputed, setup, machine) for block in trace.blocks)
+    """Predict the time of a step of a network."""
+    forward = operations_seconds(trace.forward, setup, machine)
+    backward = operations_seconds(trace.backward, setup, machine)
     overlap = setup.overlap
     exposed = (
         traffic.tensor_parallel_sums_seconds(trace, setup, machine)
@@ -48,14 +41,11 @@ def predict_step(trace: Trace, setup: ParallelLayout, machine: Machine) -> StepT
     )
     once = traffic.gradient_sums_time(trace, setup, machine).exposed(backward, overlap=overlap, machine=machine)
     once += traffic.parameter_gather_seconds(trace, setup, machine)
-    stages, micro_batches = setup.pipeline, setup.accumulate
-    transfers = traffic.stage_transfers_seconds(trace, setup, machine)
     return StepTime(
-        compute=micro_batches * (forward + backward) / stages,
-        communication=micro_batches * (exposed / stages + transfers) + once / stages,
-        optimizer=optimizer_seconds(trace, setup, machine) / stages,
-        bubble=(stages - 1) / setup.interleaved * (forward + backward + exposed) / stages,
-        flops=micro_batches * 3 * forward_flops(trace, setup.micro_batch) / stages,
+        compute=setup.accumulate * (forward + backward),
+        communication=setup.accumulate * exposed + once,
+        optimizer=optimizer_seconds(trace, setup, machine),
+        flops=setup.accumulate * 3 * forward_flops(trace, setup.micro_batch),
     )
 
 
@@ -91,4 +81,4 @@ def optimizer_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> 
 
 def forward_flops(trace: Trace, examples: float) -> float:
     """Return the FLOPs of forward for so many examples on one rank."""
-    return sum(work.count * work.flops.at(examples) for part in trace.parts for work in part.forward)
+    return sum(work.count * work.flops.at(examples) for work in trace.forward)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
@@ -14,32 +13,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import ListConfig
 
 from hpc.config.batch_size import with_class_batch_size
 from hpc.config.build import strip_check_keys
-from hpc.config.preflight import unset_keys
-from hpc.config.project import HPC, PROJECT, SOURCES, child_environment, project_name
+from hpc.config.conversion import flatten
+from hpc.config.library import library_version
+from hpc.config.project import LIBRARY, PROJECT, SOURCES, child_environment, project_name
+from hpc.config.sections import Config
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 from hpc.system import home
 
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "traces"
-# Of this package, what a trace depends on.
-TRACER_FILES = (
-    "cuda_kernels",
-    "example_batches",
-    "measured_step",
-    "meter",
-    "module_source",
-    "part_boundaries",
-    "trace_types",
-    "tracer",
-)
-OWN_FILES = tuple(f"plan/{name}.py" for name in TRACER_FILES)
-OWN_FILES += ("training/blocks.py", "training/dry_run.py", "training/fake_tensors.py", "training/parallel.py")
-OWN_FILES += ("data/batch_contents.py", "data/data_module.py")
 # The same for all runs, because a trace does not depend on them.
 OPTIMIZER_VALUES = {"lr": 0.001, "weight_decay": 0.1}
 DATA_KEYS = ("batch_size", "global_batch_size", "num_workers", "seed", "stage", "node_local")
@@ -50,28 +37,26 @@ class TracingError(Exception):
     """The module cannot be made, or the tracer cannot be started; the message says why."""
 
 
-def load_traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> list[Trace]:
-    """Return a trace for each setup, of a training step of the config's module.
+def load_trace(cfg: Config, setup: ParallelLayout) -> Trace:
+    """Return the trace of a training step of the config's module, in the arithmetic of a setup.
 
     A step that does not run on tensors without content is traced by its parameters alone (`Trace.by_parameters`).
 
     Raises:
         TracingError
     """
-    requests = [_trace_request(cfg, setup) for setup in setups]
-    digests = [_digest(request) for request in requests]
-    traces = {digest: trace for digest in set(digests) if (trace := _read(digest))}
-    missing = {digest: request for digest, request in zip(digests, requests, strict=True) if digest not in traces}
-    made = _run_tracer(list(missing.values())) if missing else []
-    for digest, trace in zip(missing, made, strict=True):
-        traces[digest] = trace
-        if trace.is_lasting:
-            _write(digest, trace)
-    return [traces[digest] for digest in digests]
+    request = _trace_request(cfg, setup)
+    digest = _digest(request)
+    if trace := _read(digest):
+        return trace
+    trace = _run_tracer(request)
+    if trace.is_lasting:
+        _write(digest, trace)
+    return trace
 
 
-def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
-    """Return the arguments of a trace as plain data."""
+def _trace_request(cfg: Config, setup: ParallelLayout) -> dict[str, Any]:
+    """Return the question for the tracer as plain data."""
     parameters, autocast = setup.computes_in
     model, blocks = strip_check_keys(cfg.model), cfg.strategy.blocks
     if isinstance(optimizer := model.get("optimizer"), dict):
@@ -84,13 +69,14 @@ def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
         "parameters": parameters,
         "autocast": autocast,
         "tensor_parallel": setup.tensor_parallel,
+        "checkpointing": setup.checkpointing,
         "blocks": list(blocks) if isinstance(blocks, ListConfig) else blocks,
     }
 
 
-def _data_request(cfg: DictConfig) -> tuple[dict[str, Any] | None, str]:
+def _data_request(cfg: Config) -> tuple[dict[str, Any] | None, str]:
     """Return the node of the data with which the module is traced, or None and why there is none."""
-    if unset := [key for key in unset_keys(cfg) if key.startswith("data.")]:
+    if unset := [key for key, value in flatten(cfg.data, "data").items() if value == "???"]:
         return None, f"{', '.join(unset)} has no value"
     if cfg.data.get("_target_") is None:
         return None, "the module brings its own loaders (data=none)"
@@ -99,13 +85,16 @@ def _data_request(cfg: DictConfig) -> tuple[dict[str, Any] | None, str]:
 
 
 def _digest(request: dict[str, Any]) -> str:
-    """Return a digest of all that a trace depends on: the request, the researcher's sources, versions of libraries."""
+    """Return a digest of all that a trace depends on: the request, the researcher's sources, versions of libraries.
+
+    The sources count in place of the version where this library is changed: in a clone, or in the project's src/.
+    """
     data = {key: value for key, value in (request.get("data") or {}).items() if key not in DATA_KEYS}
     hashed = sha256(json.dumps(request | {"data": data}, sort_keys=True).encode(errors="surrogateescape"))
-    hashed.update(version("torch").encode())
-    sources = [path for path in SOURCES.rglob("*.py") if not path.is_relative_to(SOURCES / HPC)]
-    own_files = [Path(__file__).parents[1] / name for name in OWN_FILES]
-    for path in (PROJECT / "constraints.txt", *sorted(sources), *own_files, *_sources_beside(request)):
+    own = library_version()
+    hashed.update(f"{version('torch')} {own}".encode())
+    changed = sorted(LIBRARY.rglob("*.py")) if own.endswith((".dirty", "+unknown")) else []
+    for path in (PROJECT / "constraints.txt", *sorted(SOURCES.rglob("*.py")), *changed, *_sources_beside(request)):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:32]
 
@@ -134,27 +123,26 @@ def _write(digest: str, trace: Trace) -> None:
         temporary.replace(CACHE / f"{digest}.json")
 
 
-def _run_tracer(requests: Sequence[dict[str, Any]]) -> list[Trace]:
-    sys.stderr.write(f"tracing a training step, once, in {' and '.join(sorted(set(map(_precision, requests))))} ...\n")
+def _run_tracer(request: dict[str, Any]) -> Trace:
+    sys.stderr.write(f"tracing a training step, once, in {_precision(request)} ...\n")
     command = [sys.executable, "-m", f"{__package__}.tracer"]
     environ = child_environment(os.environ)
     try:
         process = subprocess.run(
-            command, input=json.dumps(requests), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+            command, input=json.dumps(request), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise TracingError(f"it took more than {TIMEOUT_SECONDS} s") from None
     except OSError as error:
         raise TracingError(str(error)) from None
     try:
-        answers = json.loads(process.stdout.splitlines()[-1])
+        answer = json.loads(process.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last_line = (process.stderr.strip().splitlines() or ["the tracer ended without an answer"])[-1]
         raise TracingError(last_line) from None
-    for answer in answers:
-        if "error" in answer:
-            raise TracingError(answer["error"])
-    return [Trace.from_json(json.dumps(answer)) for answer in answers]
+    if "error" in answer:
+        raise TracingError(answer["error"])
+    return Trace.from_json(json.dumps(answer))
 
 
 def _precision(request: dict[str, Any]) -> str:

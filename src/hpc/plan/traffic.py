@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc.jobs.hardware import Machine
-from hpc.plan.collective_times import Group, all_reduce_seconds, gather_seconds, send_seconds
+from hpc.plan.collective_times import Group, all_reduce_seconds, gather_seconds
 from hpc.plan.setup import BYTES, ParallelLayout
-from hpc.plan.trace_types import Part, Trace
+from hpc.plan.trace_types import ParameterGroup, Trace
 
 # Bytes. The last of DDP's buckets is summed when backward is over (arXiv 2006.15704, section 3.2).
 BUCKET_BYTES = 25e6
@@ -40,8 +40,8 @@ def data_parallel_group(setup: ParallelLayout) -> Group:
 
 
 def forward_gathers_time(trace: Trace, setup: ParallelLayout, machine: Machine) -> OverlappedTime:
-    """Return the time to gather the parameters of each part before it runs."""
-    gathers = [_gather_seconds(part, setup, machine) for part in trace.parts]
+    """Return the time to gather the parameters of each group before it is used."""
+    gathers = [_gather_seconds(group, setup, machine) for group in trace.groups]
     return OverlappedTime(sum(gathers), next(filter(None, gathers), 0.0))
 
 
@@ -52,15 +52,16 @@ def backward_collectives_time(trace: Trace, setup: ParallelLayout, machine: Mach
     """
     still_gathered = trace.blocks[-1:] if setup.sharding == "fsdp" else ()
     recomputed = trace.blocks if setup.sharding == "zero3" and setup.checkpointing else ()
-    gathers = [_gather_seconds(part, setup, machine) for part in trace.parts if part not in still_gathered]
-    gathers += [_gather_seconds(part, setup, machine) for part in recomputed if part.num_parameters > REUSED_PARAMETERS]
-    scatters = [_scatter_seconds(part, setup, machine) for part in trace.parts]
+    gathers = [_gather_seconds(group, setup, machine) for group in trace.groups if group not in still_gathered]
+    large = [group for group in recomputed if group.num_parameters > REUSED_PARAMETERS]
+    gathers += [_gather_seconds(group, setup, machine) for group in large]
+    scatters = [_scatter_seconds(group, setup, machine) for group in trace.groups]
     return OverlappedTime(sum(gathers) + sum(scatters), next(filter(None, scatters), 0.0))
 
 
 def gradient_sums_time(trace: Trace, setup: ParallelLayout, machine: Machine) -> OverlappedTime:
     """Return the time, once per step, in which DDP and ZeRO-1 sum gradients. The others sum in each backward."""
-    size, group = _trained_bytes(trace.parts, setup), data_parallel_group(setup)
+    size, group = _trained_bytes(trace.groups, setup), data_parallel_group(setup)
     collective = {"none": all_reduce_seconds, "zero1": gather_seconds}.get(setup.sharding)
     if collective is None:
         return OverlappedTime(0.0, 0.0)
@@ -71,66 +72,47 @@ def parameter_gather_seconds(trace: Trace, setup: ParallelLayout, machine: Machi
     """Return the time, once per step, in which ZeRO-1 and 2 gather the parameters that each rank has updated."""
     if setup.sharding not in ("zero1", "zero2"):
         return 0.0
-    return gather_seconds(_trained_bytes(trace.parts, setup), data_parallel_group(setup), machine)
+    return gather_seconds(_trained_bytes(trace.groups, setup), data_parallel_group(setup), machine)
 
 
 def tensor_parallel_sums_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time of the sums over tensor-parallel ranks in a micro-batch, which computation waits for.
 
-    The sums are those of arXiv 2104.04473, section 3.2. A recomputed block repeats those of its forward: half of them.
+    The sums are those of arXiv 2104.04473, section 3.2.
     """
     group = Group(setup.tensor_parallel, 1, setup.devices)
-    total = 0.0
-    for part in trace.parts:
-        repeats = 1.5 if setup.checkpointing and part in trace.blocks else 1.0
-        sums = (
-            work.count * all_reduce_seconds(work.bytes.at(setup.micro_batch), group, machine)
-            for work in part.all_reduced
-        )
-        total += repeats * sum(sums)
-    return total
+    return sum(
+        work.count * all_reduce_seconds(work.bytes.at(setup.micro_batch), group, machine) for work in trace.all_reduced
+    )
 
 
-def stage_transfers_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
-    """Return the time to hand a micro-batch from stage to stage and back, once for each piece of a stage.
-
-    Each tensor-parallel rank sends its share (arXiv 2104.04473, sections 3.2 and 4.1).
-    """
-    if setup.pipeline == 1:
-        return 0.0
-    size = trace.blocks[0].output.at(setup.micro_batch) / setup.tensor_parallel
-    to_other_node = setup.tensor_parallel * setup.data_parallel >= setup.devices
-    once = send_seconds(size, to_other_node=to_other_node, devices=setup.devices, machine=machine)
-    return 2 * setup.interleaved * once
-
-
-def _gather_seconds(part: Part, setup: ParallelLayout, machine: Machine) -> float:
-    """Return the time to gather a part: FSDP does it at once (arXiv 2304.11277, section 3.2), ZeRO-3 by tensor."""
+def _gather_seconds(group: ParameterGroup, setup: ParallelLayout, machine: Machine) -> float:
+    """Return the time to gather a group: FSDP does it at once (arXiv 2304.11277, section 3.2), ZeRO-3 by tensor."""
     if setup.sharding not in ("fsdp", "zero3"):
         return 0.0
-    return _sharded_seconds(part.num_parameters * _wire_bytes(setup), part, setup, machine)
+    return _sharded_seconds(group.num_parameters * _wire_bytes(setup), group, setup, machine)
 
 
-def _scatter_seconds(part: Part, setup: ParallelLayout, machine: Machine) -> float:
-    """Return the time to sum a part's gradients in each backward, which FSDP, ZeRO-2 and ZeRO-3 do.
+def _scatter_seconds(group: ParameterGroup, setup: ParallelLayout, machine: Machine) -> float:
+    """Return the time to sum a group's gradients in each backward, which FSDP, ZeRO-2 and ZeRO-3 do.
 
-    With mixed precision, FSDP sums in fp32 (training/parallel.py).
+    With mixed precision, FSDP sums in fp32 (training/parallelize.py).
     """
     if setup.sharding not in ("fsdp", "zero2", "zero3"):
         return 0.0
     width = 4 if setup.sharding == "fsdp" and setup.precision.endswith("mixed") else _wire_bytes(setup)
-    return _sharded_seconds(part.num_trained_per_rank * width, part, setup, machine)
+    return _sharded_seconds(group.num_trained_per_rank * width, group, setup, machine)
 
 
-def _sharded_seconds(size: float, part: Part, setup: ParallelLayout, machine: Machine) -> float:
+def _sharded_seconds(size: float, group: ParameterGroup, setup: ParallelLayout, machine: Machine) -> float:
     if not size:
         return 0.0
-    num_pieces = part.num_tensors if setup.sharding == "zero3" else 1
+    num_pieces = group.num_tensors if setup.sharding == "zero3" else 1
     return num_pieces * gather_seconds(size / num_pieces, data_parallel_group(setup), machine)
 
 
-def _trained_bytes(parts: Sequence[Part], setup: ParallelLayout) -> float:
-    return sum(part.num_trained_per_rank for part in parts) * _wire_bytes(setup)
+def _trained_bytes(groups: Sequence[ParameterGroup], setup: ParallelLayout) -> float:
+    return sum(group.num_trained_per_rank for group in groups) * _wire_bytes(setup)
 
 
 def _wire_bytes(setup: ParallelLayout) -> int:

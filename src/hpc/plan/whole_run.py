@@ -66,11 +66,11 @@ def checkpoint_bytes(trace: Trace, setup: ParallelLayout) -> float:
     copy_width = BYTES[kind] if setup.sharding.startswith("zero") and BYTES[kind] == 2 else 0
     width = 4 if copy_width else width
     trained = sum(
-        part.num_parameters_all_ranks * part.num_trained_per_rank / part.num_parameters
-        for part in trace.parts
-        if part.num_parameters
+        group.num_parameters_all_ranks * group.num_trained_per_rank / group.num_parameters
+        for group in trace.groups
+        if group.num_parameters
     )
-    buffers = sum(part.buffer_bytes for part in trace.parts)
+    buffers = sum(group.buffer_bytes for group in trace.groups)
     return trace.num_parameters * (width + copy_width) + trained * width * optimizer_states + buffers
 
 

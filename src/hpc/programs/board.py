@@ -1,17 +1,14 @@
 """Show curves in a browser: python tools/board.py [RUN_DIR_OR_FOLDER ...] [cluster=NAME]
 
-Starts TensorBoard on this machine, a login node or a compute node, and prints the ssh command that forwards it to your
-own computer. It listens on localhost only and ends with this program (Ctrl-C). Default: all runs, and the cluster of
-the config.
+Prints the ssh command that forwards a port of this machine, a login node or a compute node, to your own computer, and
+runs TensorBoard there. It listens on localhost only. Default: all runs, and the cluster of the config.
 """
 
 import argparse
 import re
-import sys
 
-from hpc.config import compose, conversion, errors, project
-from hpc.config.sections import ClusterConfig
-from hpc.report import tensorboard_command
+from hpc.config import compose, errors, project, section_parser
+from hpc.report import board
 from hpc.system import home
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may contain an =
@@ -23,8 +20,8 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     paths = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
-    sys.exit(tensorboard_command.serve_until_stopped(paths, cluster))
+    cluster = section_parser.read_section("cluster", compose.compose_overrides(overrides).cluster)
+    board.show_curves(paths, cluster.login_host or None)
 
 
 def run() -> None:

@@ -10,8 +10,8 @@ import sys
 
 from hpc.config import errors, project
 from hpc.launch import placement
-from hpc.monitor import network_check, network_check_command
 from hpc.run import command_line, job_logs, signals
+from hpc.studies import network_check, network_check_command
 from hpc.submit import options, queue_run
 
 

@@ -1,20 +1,19 @@
-"""Pack many small files into a large one, once, on a login node, before jobs train on it:
+"""Pack many small files into a large one, once, before jobs train on it:
 
-  python tools/pack.py data.dir=FOLDER out=FILE.h5 [data.image_size=224]       images, decoded and resized
+  python tools/pack.py data.dir=FOLDER out=FILE.npy [data.image_size=224]      images, decoded and resized
   python tools/pack.py data.files=TEXT out=FILE.npy                            text, as bytes
   python tools/pack.py data.files=TEXT out=FILE.npy tokenizer=tokenizer.json   as tokens
-  python tools/pack.py data.files=TEXT out=FILE.npy tokenizer=bpe data.vocab_size=32768    trains a tokenizer on TEXT
   python tools/pack.py --verify FILE                                           compare a file with its checksums
 
-It uses all cores of the process (eight of them: taskset -c 0-7 python ...). After an interruption, the same command
-continues.
+FILE.npy is an array, and FILE.npy.json says what it holds. It uses all cores of the process (eight of them: taskset -c
+0-7 python ...). What is interrupted begins anew, so pack in a job what takes hours.
 """
 
 import argparse
 import sys
 
 from hpc.config import errors
-from hpc.data import pack_command
+from hpc.packed import pack_command
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Report on runs: python report.py [RUN_DIR_OR_FOLDER ...]
 
 One run directory: everything known about the run, printed here and written as the page RUN_DIR/report.html. Otherwise:
-a table of the runs, newest last.
+a table of the runs, newest last. Below that of a search, its trials; below that of a scaling study, its points, also
+written as scaling.csv and scaling.html.
 """
 
 import argparse

@@ -19,6 +19,10 @@ def main() -> None:
         from hpc.submit import preset_scripts
 
         preset_scripts.write_preset_scripts(Path(arguments.render), words, dry_run=arguments.dry_run)
+    elif arguments.draw:
+        from hpc.studies import trial_config
+
+        print(errors.make_printable(trial_config.draw(arguments.draw.absolute())), flush=True)
     elif arguments.multirun:
         from hpc.studies import job_array
 

@@ -140,17 +140,6 @@ def _communication_time(statistics: RunStatistics, config: Mapping[str, Any]) ->
         yield Finding(share, observation, override, effect)
 
 
-def _idle_gpus(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
-    percent, host_share = statistics.gpu_percent, statistics.share("other")
-    if percent is not None and percent < 80 and "data" in statistics.step_seconds and statistics.share("data") < 0.1:
-        use = format_percent(percent / 100)
-        observation = f"The GPUs are busy {use} of the training time, although they do not wait for data."
-        yield Finding(1 - percent / 100, observation, *_fewer_kernel_launches(config))
-    elif percent is None and host_share >= 0.2 and _is_on_gpu(config):
-        neither = f"{format_percent(host_share)} of a step is neither computation nor waiting for data"
-        yield Finding(host_share, f"{neither}: the host is too slow for the GPU.", *_fewer_kernel_launches(config))
-
-
 def _low_mfu(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
     mfu, share = statistics.mfu, statistics.share("compute")
     if mfu is None or mfu >= 0.3 or share < 0.6:
@@ -194,7 +183,7 @@ def _unused_gpu_memory(statistics: RunStatistics, config: Mapping[str, Any]) -> 
 
 RULES = (
     _waiting_for_data, _unmeasured_wait, _validation_time, _checkpoint_time, _start_up_time, _communication_time,
-    _idle_gpus, _low_mfu, _busy_cpu, _unused_gpu_memory,
+    _low_mfu, _busy_cpu, _unused_gpu_memory,
 )  # fmt: skip
 
 
@@ -205,15 +194,13 @@ def _less_frequent_validation(
     factor, key = max(ceil(share / target), 2), "trainer.val_check_interval"
     interval, longest = config_value(config, key), _max_batches(statistics, config)
     if isinstance(interval, float) and 0 < interval < 1:  # a share of an epoch
-        return f"++{key}={min(interval * factor, 1.0):.3}"
+        return f"{key}={min(interval * factor, 1.0):.3}"
     if not isinstance(interval, int):
         key = "trainer.check_val_every_n_epoch"
         interval, epochs = config_value(config, key) or 1, config_value(config, "trainer.max_epochs")
         longest = epochs if isinstance(epochs, int) and epochs > 0 else None
     factor = min(factor, longest // max(interval, 1)) if longest else factor
-    # The shipped configs lack these keys of Lightning. Hydra adds a new key with +, and a new or an old one with ++.
-    plus = "++" if config_value(config, key) is not None else "+"
-    return f"{plus}{key}={interval * factor}" if factor > 1 else None
+    return f"{key}={interval * factor}" if factor > 1 else None
 
 
 def _max_batches(statistics: RunStatistics, config: Mapping[str, Any]) -> int | None:
@@ -222,13 +209,6 @@ def _max_batches(statistics: RunStatistics, config: Mapping[str, Any]) -> int | 
     steps = [count for count in counts if isinstance(count, int) and count > 0]
     accumulate = config_value(config, "trainer.accumulate_grad_batches")
     return min(steps) * (accumulate if isinstance(accumulate, int) else 1) if steps else None
-
-
-def _fewer_kernel_launches(config: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the override after which a step launches fewer or larger kernels, and its effect."""
-    if config_value(config, "strategy.compile") is False:
-        return "strategy.compile=true", "fewer and larger kernels are launched."
-    return larger_micro_batch(config)
 
 
 def _is_on_gpu(config: Mapping[str, Any]) -> bool:

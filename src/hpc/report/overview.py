@@ -1,4 +1,7 @@
-"""The answer of report.py: the report of one run, also as report.html in its directory; or a table of several."""
+"""The answer of report.py: the report of one run, also as report.html in its directory; or a table of several.
+
+Below the table of a search stand its trials, and below that of a scaling study its points.
+"""
 
 import os
 from collections.abc import Sequence
@@ -8,9 +11,11 @@ from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.report import run_table
 from hpc.report.terminal import section_lines
-from hpc.run import history
+from hpc.report.whole_file import write_whole
+from hpc.run import directory, history
 from hpc.run.history import RunRecord
-from hpc.system.tables import make_console, one_line
+from hpc.studies import scaling_file
+from hpc.system.tables import make_console
 
 PAGE = "report.html"
 
@@ -31,7 +36,23 @@ def write_report_or_table(places: Sequence[Path]) -> list[str]:
             raise ConfigError(str(place), None, rule, "python report.py RUN_DIR, or python report.py for all of runs/")
     places = places or [project.PROJECT / "runs"]
     runs = history.find_runs(places[0]) if len(places) == 1 else []
-    return write_report(runs[0]) if len(runs) == 1 and runs[0].path == places[0] else run_table.format_runs(places)
+    if len(runs) == 1 and runs[0].path == places[0]:
+        return write_report(runs[0])
+    return [*run_table.format_runs(places), *(line for place in places for line in _result_lines(place))]
+
+
+def _result_lines(place: Path) -> list[str]:
+    """Return what the runs of this folder have found together, if they are those of a search or of a scaling study."""
+    folder = place.absolute()
+    if (folder / directory.SEARCH_FILE).exists():
+        from hpc.report import search_results  # like the following one slow to import, and a table needs none of them
+
+        return ["", *search_results.trial_lines(folder)]
+    if (folder / scaling_file.FILE).exists():
+        from hpc.report import scaling_results
+
+        return ["", *scaling_results.point_lines(folder)]
+    return []
 
 
 def write_report(run: RunRecord) -> list[str]:
@@ -39,21 +60,4 @@ def write_report(run: RunRecord) -> list[str]:
     from hpc.report import page, run_data, sections  # slow to import, and a table needs none of them
 
     blocks = sections.run_sections(run_data.read_run_data(run))
-    return [*section_lines(blocks, make_console()), "", _write_page(run.path, page.render_html(blocks))]
-
-
-def _write_page(run_dir: Path, html: bytes) -> str:
-    """Write the page whole or not at all, and return a line on the outcome.
-
-    It may fail: another user's run directory is read-only, and a disk may be full.
-    """
-    path, temporary = run_dir / PAGE, run_dir / f".{PAGE}-{os.getpid()}"
-    try:
-        try:
-            temporary.write_bytes(html)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        return one_line(f"cannot write {path}: {error.strerror}")
-    return one_line(f"page: {path}")
+    return [*section_lines(blocks, make_console()), "", write_whole(run.path / PAGE, page.render_html(blocks))]

@@ -10,7 +10,7 @@ from hpc.charts.chart import Band, Chart, Series
 from hpc.monitor import node_usage
 from hpc.monitor.event_files import PlotPoint, RunCurves
 from hpc.monitor.node_usage import GAP_INTERVALS, NodeSamples, Phase
-from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, PHASES, STEP_PARTS, AttemptSpan
+from hpc.report.run_statistics import PHASES, STEP_PARTS, AttemptSpan
 
 LAST_CURVES = {"lr": "learning rate", "grad_norm": "gradient norm"}  # tags of curves that come last, and their titles
 MAX_CURVE_CHARTS = 12
@@ -51,7 +51,9 @@ def _shown_names(groups: Collection[str]) -> list[str]:
 
 
 def _curve_chart(title: str, tags: Sequence[str], curves: RunCurves) -> Chart:
-    series = [Series(tag, curves.points[tag]) for tag in sorted(tags, key=lambda tag: not tag.startswith("train/"))]
+    series = [
+        Series(tag, curves.points[tag]) for tag in sorted(tags, key=lambda tag: not tag.startswith(("step/", "train/")))
+    ]
     return Chart(title, "step", "", series)
 
 
@@ -89,23 +91,24 @@ def usage_charts(nodes: Sequence[NodeSamples], phases: Sequence[Phase], spans: S
     """Return charts of the use of GPUs and CPUs over the time since the start of the run, with its phases."""
     begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else _first_and_last_time(nodes)
     factor, unit = next((factor, unit) for shortest, factor, unit in UNITS if end - begin >= shortest)
-    bands = _bands(phases, begin=begin, end=end, factor=factor)
+    bands = _bands(phases, begin=begin, factor=factor)
     x_label, charts = f"{unit} since the start of the run", []
     for title, y_label, lines in _usage_lines(nodes):
-        in_run = {name: _relative_points(points, begin=begin, end=end, factor=factor) for name, points in lines.items()}
-        series = [Series(name, points) for name, points in _mean_and_least(in_run).items()]
+        since_begin = {
+            name: [((time - begin) / factor, value) for time, value in points] for name, points in lines.items()
+        }
+        series = [Series(name, points) for name, points in _mean_and_least(since_begin).items()]
         charts.append(Chart(title, x_label, y_label, series, bands, from_zero=True))
     return charts
 
 
-def _bands(phases: Sequence[Phase], *, begin: float, end: float, factor: float) -> list[Band]:
+def _bands(phases: Sequence[Phase], *, begin: float, factor: float) -> list[Band]:
     """Return the phases in units of `factor` seconds since `begin`, in the order of BAND_NAMES."""
     names, bands = list(BAND_NAMES), []
     named = [phase for phase in phases if phase.name in BAND_NAMES]
     for phase in sorted(named, key=lambda phase: names.index(phase.name)):
         since = phase.end if phase.name == "epoch" else phase.begin  # of an epoch only the end is marked
-        if begin - CLOCK_TOLERANCE_SECONDS <= since <= end + CLOCK_TOLERANCE_SECONDS:
-            bands.append(Band(BAND_NAMES[phase.name], (since - begin) / factor, (phase.end - begin) / factor))
+        bands.append(Band(BAND_NAMES[phase.name], (since - begin) / factor, (phase.end - begin) / factor))
     return bands
 
 
@@ -139,12 +142,6 @@ def _points(node: NodeSamples, values: Sequence[float]) -> list[PlotPoint]:
             points.append((time, math.nan))
         points.append((time, value))
     return points
-
-
-def _relative_points(points: Sequence[PlotPoint], *, begin: float, end: float, factor: float) -> list[PlotPoint]:
-    """Return points in units of `factor` seconds since `begin`, without those that a wrong clock put elsewhere."""
-    earliest, latest = begin - CLOCK_TOLERANCE_SECONDS, end + CLOCK_TOLERANCE_SECONDS
-    return [((time - begin) / factor, value) for time, value in points if earliest <= time <= latest]
 
 
 def _mean_and_least(lines: dict[str, list[PlotPoint]]) -> dict[str, list[PlotPoint]]:

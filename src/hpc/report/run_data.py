@@ -1,4 +1,4 @@
-"""The data of one run: its directory, read once, and the scheduler's accounting. Imports no torch."""
+"""The data of one run, from its directory, which is read once."""
 
 import math
 import time
@@ -12,10 +12,9 @@ import yaml
 from hpc.monitor import event_files, node_usage
 from hpc.monitor.event_files import RunCurves
 from hpc.monitor.node_usage import NodeSamples, Phase
-from hpc.report import accounts, run_table
-from hpc.report.accounts import JobAccount
+from hpc.report import run_table
 from hpc.report.endings import Ending, attempt_endings
-from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, AttemptSpan, RunStatistics, compute_statistics
+from hpc.report.run_statistics import AttemptSpan, RunStatistics, compute_statistics
 from hpc.report.run_table import RunRow
 from hpc.run import attempt_log, history, job_logs
 from hpc.run.history import AttemptRecord, RunRecord
@@ -39,8 +38,6 @@ class RunData:
     nodes: list[NodeSamples]
     phases: list[Phase]
     joules: float | None
-    accounts: list[JobAccount]
-    no_accounts_reason: str
     statistics: RunStatistics
     network_table: str  # of a network check, which trains nothing
     has_times: bool  # False if the files are damaged that say how the time was spent
@@ -49,7 +46,7 @@ class RunData:
 
 def read_run_data(run: RunRecord) -> RunData:
     """Read a run directory. Data that cannot be read are missing, and `notes` say so."""
-    row = run_table.query_row(run)
+    ((row,), _) = run_table.query_rows([run])
     curves, phases = event_files.read_curves(*attempt_log.curve_folders(run.path)), node_usage.read_phases(run.path)
     nodes, node_notes = node_usage.read_nodes(run.path)
     spans = attempt_spans(run, phases, is_running=_is_last_attempt_running(run, row))
@@ -60,8 +57,6 @@ def read_run_data(run: RunRecord) -> RunData:
     statistics = replace(statistics, steps_per_epoch=_steps_of_epoch(phases, row.step))
     if time_notes:
         statistics = replace(statistics, phase_seconds={}, phase_counts={})
-    jobs = [attempt.job for attempt in run.attempts if attempt.job]
-    job_accounts, no_accounts_reason = accounts.query_accounts(run_table.scheduler_of_run(run), jobs, {run.owner})
     network_table = job_logs.read_tail(run.path / "network.txt")
     damaged = [
         name
@@ -69,7 +64,6 @@ def read_run_data(run: RunRecord) -> RunData:
         if not content and (run.path / name).exists()
     ]
     notes = [*time_notes, *(f"{name} is damaged" for name in damaged), *curves.notes, *node_notes]
-    notes += [] if time_notes else _clock_notes(nodes, spans)
     notes += [] if network_table else [*_sample_notes(run, nodes), *_curve_notes(config, curves)]
     return RunData(
         run=run,
@@ -83,8 +77,6 @@ def read_run_data(run: RunRecord) -> RunData:
         nodes=nodes,
         phases=phases,
         joules=_joules(nodes),
-        accounts=job_accounts,
-        no_accounts_reason=no_accounts_reason,
         statistics=statistics,
         network_table=network_table,
         has_times=not time_notes,
@@ -171,16 +163,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _clock_notes(nodes: Sequence[NodeSamples], spans: Sequence[AttemptSpan]) -> list[str]:
-    """Return a note for each node with samples outside the run: charts leave these out."""
-    earliest = spans[0].begin - CLOCK_TOLERANCE_SECONDS if spans else -math.inf
-    latest = max((span.end for span in spans), default=math.inf) + CLOCK_TOLERANCE_SECONDS
-    outside = {node.host: sum(not earliest <= time <= latest for time in node.times) for node in nodes}
-    return [
-        f"{count} samples of {host} lie outside the run: its clock is wrong" for host, count in outside.items() if count
-    ]
-
-
 def _curve_notes(config: Mapping[str, Any], curves: RunCurves) -> list[str]:
     """Return a note if the run has no curves because none of its loggers writes what is read."""
     if curves.points or "logger" not in config or "TensorBoardLogger" in str(config["logger"]):
@@ -194,6 +176,6 @@ def _sample_notes(run: RunRecord, nodes: Sequence[NodeSamples]) -> list[str]:
     if hosts and not nodes:
         return ["there are no samples of any node: callbacks.monitor is off, or the run ended before the first one"]
     # A scheduler may call a node n1 whose own name is n1.cluster.
-    sampled = {file.stem.split(".")[0] for file in (run.path / "monitor").glob("*.csv")}
+    sampled = {node.host.split(".")[0] for node in nodes}
     unsampled = sorted(host for host in hosts if host.split(".")[0] not in sampled)
     return [f"there are no samples of {', '.join(unsampled[:8])}{' ...' if unsampled[8:] else ''}"] if unsampled else []

@@ -12,7 +12,6 @@ from hpc.monitor.node_usage import NodeSamples, Phase
 
 PHASES = {"start": "start-up", "validation": "validation", "checkpoint": "checkpoints", "test": "test"}
 PHASES |= {"predict": "prediction"}
-CLOCK_TOLERANCE_SECONDS = 60  # by which a node's clock may be wrong
 STEP_PARTS = ("compute", "data", "other")
 
 

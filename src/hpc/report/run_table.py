@@ -14,7 +14,6 @@ from hpc.system.tables import make_console, one_line, table_lines
 
 TITLES = ("run", "job", "state", "attempts", "nodes", "step", "metric", "node-hours")
 MAX_REASON_LENGTH = 40  # characters of a reason that is shown behind the state; a longer one stands below the table
-RECENT_SECONDS = 600  # a run without a heartbeat that wrote something within this time is probably running
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
 ACTIVE = {"running", "completing", "running?"}  # states of a run that makes steps
 REJECTED = JobState("failed", "exit code 2")
@@ -43,13 +42,7 @@ def format_runs(places: Sequence[Path]) -> list[str]:
     runs.sort(key=lambda run: (run.submit_time or run.stale_before, run.path.parent, run.index))
     if not runs:
         return [f"There is no run in {' '.join(map(str, places))} yet. Try: python train.py, or python submit.py"]
-    states = {
-        name: _query_states(name, [run for run in runs if scheduler_of_run(run) == name])
-        for name in job_states.QUERY_COMMAND
-    }
-    silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
-    now = time.time()
-    rows = [_make_row(run, states[scheduler_of_run(run)], now) for run in runs]
+    rows, silent = query_rows(runs)
     cells = [[_cell(getattr(row, title.replace("-", "_"))) for title in TITLES] for row in rows]
     return [
         *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
@@ -59,9 +52,15 @@ def format_runs(places: Sequence[Path]) -> list[str]:
     ]
 
 
-def query_row(run: RunRecord) -> RunRow:
-    """Return the row of one run, after asking the scheduler for its jobs."""
-    return _make_row(run, _query_states(scheduler_of_run(run), [run]), time.time())
+def query_rows(runs: Sequence[RunRecord]) -> tuple[list[RunRow], list[str]]:
+    """Return the rows of runs, after asking each scheduler once for all jobs; and the commands that did not answer."""
+    states = {
+        name: _query_states(name, [run for run in runs if scheduler_of_run(run) == name])
+        for name in job_states.QUERY_COMMAND
+    }
+    silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
+    now = time.time()
+    return [_make_row(run, states[scheduler_of_run(run)], now) for run in runs], silent
 
 
 def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) -> RunRow:
@@ -97,14 +96,12 @@ def scheduler_of_run(run: RunRecord) -> str:
     """Return the scheduler that a run was submitted to.
 
     If that is not recorded, as a person submitted the job script, it is the one of the run's config, or of this
-    machine, or the one that fits the launcher of the newest attempt.
+    machine.
     """
     for scheduler in (run.submitted.get("scheduler"), history.config_word(run, "cluster", "scheduler")):
         if scheduler in job_states.QUERY_COMMAND:
             return scheduler
-    if installed := next((name for name, command in job_states.QUERY_COMMAND.items() if which(command)), None):
-        return installed
-    return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
+    return next((name for name, command in job_states.QUERY_COMMAND.items() if which(command)), "slurm")
 
 
 def _query_states(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, JobState] | None:
@@ -151,8 +148,7 @@ def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> JobStat
     if last and last.end:
         return JobState(OUTCOMES.get(str(last.end.get("outcome")), "ended"))
     if last:
-        patience_seconds = last_seen.SILENT_SECONDS if last_seen.last_beat(run.path, last.number) else RECENT_SECONDS
-        is_silent = now - history.last_sign_of_life(run, last) > patience_seconds
+        is_silent = now - history.last_sign_of_life(run, last) > last_seen.SILENT_SECONDS
         return JobState("died" if is_silent else "running?")
     if run.jobs and is_job_unknown:
         return JobState("unknown", f"{job_states.QUERY_COMMAND[scheduler_of_run(run)]} does not know its job")

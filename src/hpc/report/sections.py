@@ -12,7 +12,6 @@ from hpc.report.endings import explain_ending, has_stopped_unfinished
 from hpc.report.findings import MAX_FINDINGS, list_findings
 from hpc.report.run_data import RunData
 from hpc.report.run_statistics import STEP_PARTS, RunStatistics, config_value
-from hpc.report.run_table import scheduler_of_run
 
 MAX_ROWS = 40  # of a table; of more rows, the last ones are shown
 MAIN_PACKAGES = ("torch", "lightning", "deepspeed", "numpy")
@@ -21,10 +20,6 @@ STEP_PART_NAMES = {
     "data": "waiting for data",
     "other": "other: kernel launches, logging, hooks",
 }
-PBS_NOTE = (
-    "MaxRSS and TotalCPU leave out the ranks, unless the site runs PBS's cgroups hook. The samples of the nodes include"
-    " them."
-)
 
 
 def run_sections(data: RunData) -> list[Section]:
@@ -45,7 +40,6 @@ def run_sections(data: RunData) -> list[Section]:
     return [
         Section(f"{data.row.run}: {data.row.state}", _overview(data)),
         *(network_check if data.network_table else measured),
-        Section("Scheduler accounting", _accounts(data)),
         Section("Attempts", _attempts(data)),
         Section("Environment", [_environment(data)]),
         Section(
@@ -196,14 +190,6 @@ def _usage_facts(data: RunData) -> dict[str, str]:
         f"{num_gpus} GPU(s)" if num_known == num_gpus else f"{num_known} of {num_gpus} GPU(s): others report no power"
     )
     return facts | {"energy of the GPUs": f"{format_energy(data.joules)}, of {gpus}"}
-
-
-def _accounts(data: RunData) -> list[Block]:
-    if not data.accounts:
-        return [data.no_accounts_reason]
-    head = ["job", "state", "elapsed", "MaxRSS", "TotalCPU", "allocated", "exit code"]
-    rows = [list(vars(account).values()) for account in data.accounts]
-    return [*_last_rows(head, rows), *([PBS_NOTE] if scheduler_of_run(data.run) == "pbs" else [])]
 
 
 def _attempts(data: RunData) -> list[Block]:

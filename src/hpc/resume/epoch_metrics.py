@@ -17,7 +17,7 @@ from torchmetrics.wrappers import MetricTracker
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from hpc.config.errors import ConfigError
-from hpc.training.logged_names import MatchingResults
+from hpc.logging.logged_names import MatchingResults
 
 # The arguments with which a value was logged, as Lightning records them.
 LOG_ARGUMENTS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")

@@ -6,11 +6,11 @@ from typing import Any
 import lightning as L
 
 from hpc.data.loader_agreement import reject_differing_orders
+from hpc.predict.prediction_writer import PredictionWriter
 from hpc.resume.step_boundary import StepBoundary
 from hpc.run.signals import SignalState
 from hpc.run.watchdog import Watchdog
 from hpc.training.attempt import Attempt
-from hpc.training.predictions import PredictionWriter
 
 
 class StopsEvaluations(L.Callback):

@@ -7,8 +7,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpc.checkpoint import plain_data
 from hpc.checkpoint.strategy_state import RANK_STATE
-from hpc.config.conversion import to_dataclass
-from hpc.config.sections import CheckpointConfig, FaultsConfig, derive_layout
+from hpc.config.layout import derive_layout
 from hpc.data import noted_batches
 from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
@@ -45,8 +44,8 @@ class Resume(StopsEvaluations):
     def __init__(self, run: Attempt, *, trial: ReportsTrial | None = None) -> None:
         self.run, self.trial = run, trial
         self.watch, self.signals = run.watch, run.process.signals
-        self.settings = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
-        self.faults = to_dataclass(FaultsConfig, run.cfg.faults, name="faults")
+        self.settings = run.cfg.checkpoint
+        self.faults = run.cfg.faults
         self.saver = Saver(run, self.settings, hang_seconds=60 * self.faults.hang_minutes)
         self.best = self.saver.best
         self.initial = InitialValues()
@@ -179,8 +178,8 @@ class Resume(StopsEvaluations):
         trainer.strategy.after_train_end = training_end.make_weight_change_reporter(trainer, pl_module)  # type: ignore[attr-defined]
         self.saver.wait_or_raise(trainer)  # a run without its last checkpoint is not finished
         self.signals.set_interruptible(False)
-        if self.trial:
-            self.trial.end("fail" if self.best.value is None else "complete", self.best.value)
+        if self.trial and self.best.value is not None:
+            self.trial.end("complete", self.best.value)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._continuation or self._has_trained:

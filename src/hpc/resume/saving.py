@@ -12,9 +12,10 @@ from hpc.checkpoint import on_disk, plain_data
 from hpc.checkpoint.strategy_state import MANIFEST_KEY, ON_PUBLISHED, VALIDATED_WEIGHTS
 from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.sections import CheckpointConfig
+from hpc.logging.positions import flush_logs
 from hpc.resume.best_checkpoint import BestCheckpoint
 from hpc.run import attempt_log, causes
-from hpc.training import record, weight_averaging
+from hpc.training import weight_averaging
 from hpc.training.attempt import Attempt
 
 WRITE_HANG_FACTOR = (
@@ -119,7 +120,7 @@ class Saver:
         if self.validated_average is not None:
             checkpoint[VALIDATED_WEIGHTS] = self.validated_average
         if trainer.is_global_zero:
-            checkpoint[MANIFEST_KEY]["logs"] = record.flush_logs(trainer)
+            checkpoint[MANIFEST_KEY]["logs"] = flush_logs(trainer)
 
     def save_average(self, trainer: L.Trainer, module: L.LightningModule, *, has_trained: bool) -> None:
         """Put the averaged weights in place at the end, and save them: what is tested must be in a checkpoint.

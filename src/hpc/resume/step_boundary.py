@@ -131,6 +131,6 @@ class StepBoundary:
         self._end(step, outcome="failed", why=why)
 
     def _end(self, step: int, *, outcome: str, why: str, metrics: Mapping[str, float] | None = None) -> None:
-        if self.trainer.is_global_zero and self.trial and outcome != "continue":
-            self.trial.end("pruned" if outcome == "finished" else "fail")
+        if self.trainer.is_global_zero and self.trial and outcome == "finished":
+            self.trial.end("pruned")
         end_attempt(self.run, self.trainer, self.agreement, step=step, outcome=outcome, why=why, metrics=metrics)

@@ -6,11 +6,11 @@ from typing import NoReturn, Protocol
 
 import lightning as L
 
+from hpc.logging import hyperparameters
 from hpc.resume.agreement import Agreement
 from hpc.run import attempt_log
 from hpc.run.signals import INTERRUPTED, ORPHANED, SignalState
 from hpc.run.watchdog import Stopped
-from hpc.training import record
 from hpc.training.attempt import Attempt
 
 PRUNED = "pruned: worse than the median trial"
@@ -28,7 +28,7 @@ class ReportsTrial(Protocol):
         ...
 
     def end(self, outcome: str, value: float | None = None) -> None:
-        """Report the outcome: complete, which has a value; pruned; or fail."""
+        """Report the outcome: complete, which has a value, or pruned. A run that fails goes on with its trial later."""
         ...
 
 
@@ -100,6 +100,6 @@ def end_attempt(
             validated=run.validation_metrics,
         )  # fmt: skip
     if outcome == "finished":
-        record.log_result(trainer, run.cfg, metrics=run.validation_metrics)
+        hyperparameters.log_result(trainer, run.cfg, metrics=run.validation_metrics)
     agreement.barrier()
     raise Stopped(step, why, outcome)

@@ -19,16 +19,19 @@ from hpc.config import freezing, trust
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
 from hpc.data.same_data import SameData
-from hpc.data.staging_progress import StagingProgress
 from hpc.launch.placement import Placement
+from hpc.logging import hyperparameters, loggers, positions
+from hpc.logging.curves import Curves
+from hpc.logging.logged_names import MatchingConnector
+from hpc.packed.staging_progress import StagingProgress
+from hpc.predict import prediction_writer
+from hpc.predict.prediction_writer import PredictionWriter
 from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
-from hpc.training import loggers, predictions, record, step_overhead, strategies
+from hpc.training import record, step_overhead, strategies
 from hpc.training.attempt import Attempt
-from hpc.training.curves import Curves
-from hpc.training.logged_names import MatchingConnector
 from hpc.training.meeting import Meeting
 from hpc.training.parallelize import ModuleChanges
 
@@ -62,10 +65,10 @@ def make_trainer(
     cfg = run.cfg
     _reject_other_kinds(cfg, module, data)
     if cfg.task == "predict":
-        predictions.require_predict_hooks(module, data)
+        prediction_writer.require_predict_hooks(module, data)
     if run.process.is_reporting_rank and not run.checkpoint:
-        trust.print_untrusted(cfg)
-    ckpt = predictions.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
+        trust.print_untrusted(cfg.node)
+    ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
     rest: dict[str, Any] = {}
     if ckpt and not run.checkpoint and run.process.is_reporting_rank:
         print(f"the run begins with the weights of {ckpt}", flush=True)
@@ -73,16 +76,23 @@ def make_trainer(
         weights.load(module, ckpt)
     elif ckpt and not run.checkpoint:
         rest = load_hooks.load_trained(module, Path(ckpt))
-    run_loggers = []
-    if not cfg.trainer.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
-        run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
-    references = freezing.map_values_to_references(cfg)
+    loggers_by_name: dict[str, Logger] = {}
+    writer = positions.new_writer(run.number)
+    if not cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
+        starts = attempt_log.read_starts(run.run_dir)
+        is_writing = run.claim is not None
+        loggers_by_name = loggers.build_loggers(
+            cfg, run.checkpoint, starts=starts, writer=writer, is_writing=is_writing
+        )
+    run_loggers = list(loggers_by_name.values())
+    references = freezing.map_values_to_references(cfg.node)
     loggers.hide_secrets(run_loggers, references)
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        record.begin_attempt_logs(run, run_loggers)
+        record.begin_attempt_logs(run, loggers_by_name, writer=writer)
+        loggers.restrict_writing(run_loggers, run.claim.may_write)
     loggers.tolerate_failures(run_loggers)
     data_state = rest.get(type(data).__qualname__)
-    writers = [predictions.PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
+    writers = [PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
@@ -116,18 +126,18 @@ def make_trainer(
         store = run.watch.store  # None for ranks that a person has placed
         connector.__class__ = MatchingConnector
         trainer.strategy.meeting = Meeting(store) if store else None  # type: ignore[attr-defined]
-    record.log_config(trainer, cfg)
+    hyperparameters.log_config(trainer, cfg, attempt=run.number)
     return trainer
 
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
-    if run.cfg.trainer.get("enable_progress_bar") is False:
+    if run.cfg.trainer.arguments.get("enable_progress_bar") is False:
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     trainer = build(
-        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer),
+        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer.arguments),
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
@@ -194,10 +204,12 @@ def test(
 
 def predict(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule) -> dict[str, float]:
     """Predict what no earlier attempt has predicted, write all of it to a file, and return the number of samples."""
+    (writer,) = [callback for callback in trainer.callbacks if isinstance(callback, PredictionWriter)]  # type: ignore[attr-defined]
     trainer.predict(module, data, return_predictions=False)
-    writers = [callback for callback in trainer.callbacks if isinstance(callback, predictions.PredictionWriter)]  # type: ignore[attr-defined]
-    num_samples = writers[0].num_samples
-    if num_samples is None and trainer.is_global_zero:
+    if writer.is_joined:
+        return {}
+    num_samples = writer.finish(trainer)
+    if not num_samples and trainer.is_global_zero:
         print("note: nothing is predicted: there are no batches", flush=True)
     return {"predict/samples": num_samples} if num_samples else {}
 
@@ -208,7 +220,7 @@ def finish(run: Attempt, trainer: L.Trainer, metrics: dict[str, Any]) -> None:
     Args:
         metrics: of the test or prediction.
     """
-    record.log_result(trainer, run.cfg, metrics=run.validation_metrics | metrics)
+    hyperparameters.log_result(trainer, run.cfg, metrics=run.validation_metrics | metrics)
     trainer.strategy.barrier()
     if run.claim:
         values = {name: float(value) for name, value in metrics.items()}

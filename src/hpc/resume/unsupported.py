@@ -18,12 +18,12 @@ from torch.utils.data import BatchSampler, DataLoader
 from hpc.checkpoint import weights
 from hpc.checkpoint.optimizer_states import keeps_whole_state
 from hpc.config.errors import ConfigError
-from hpc.config.section_rules import UNSUPPORTED_CALLBACKS
+from hpc.config.rules import UNSUPPORTED_CALLBACKS
 from hpc.data.position import micro_batches_per_step
 
 
 def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
-    """Raise `ConfigError` for callbacks of the module, and for subclasses; preflight checks those of the config."""
+    """Raise `ConfigError` for callbacks of the module, and for subclasses; `config.rules` has those of the config."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in UNSUPPORTED_CALLBACKS and kind.__module__.startswith(

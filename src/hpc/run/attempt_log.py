@@ -23,7 +23,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attempt", "step", "from_step", "trained_step", "trained_batches"), (int,)),
     **dict.fromkeys(("world_size", "gpus_per_node", "nodes"), (int,)),
     **dict.fromkeys(("hosts", "log_dirs", "jobs"), (list,)),
-    **dict.fromkeys(("metrics", "validated", "logs", "reached"), (dict,)),
+    **dict.fromkeys(("metrics", "validated", "logs", "reached", "logger_ids"), (dict,)),
     **dict.fromkeys(("event", "outcome", "why", "code", "launcher", "writer"), (str,)),
     **dict.fromkeys(("job", "scheduler", "error"), (str, type(None))),
     **dict.fromkeys(("time", "seconds"), NUMBER),

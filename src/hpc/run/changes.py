@@ -21,8 +21,8 @@ from hpc.run import attempt_log
 
 # Keys that may change while a run is resumed: where and how it runs. And what follows from these through `${...}`.
 MAY_CHANGE = (
-    "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
-    "dirty_tree", "force", "profile", "resume_allow", "data.num_workers", "data.num_ahead", "data.stage",
+    "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "dirty_tree", "force",
+    "profile", "resume_allow", "data.num_workers", "data.num_ahead", "data.stage",
     "data.batch_size",  # of a device: a step must still have as many samples, which data/position_checks.py checks
 )  # fmt: skip
 ALLOW_KEY, DATA = "resume_allow", "data"

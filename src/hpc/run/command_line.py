@@ -18,7 +18,7 @@ from hpc.system import home
 
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
-    """Return the config for the command line of one run. Raises `ConfigError`."""
+    """Return the composed config for the command line of one run. Raises `ConfigError`."""
     argument_parser = command_parser.make_parser(description)
     argument_parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     arguments = argument_parser.parse_intermixed_args(argv)
@@ -29,7 +29,7 @@ def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
 
 
 def compose_parsed(arguments: argparse.Namespace) -> DictConfig:
-    """Return the config for parsed arguments; print it and exit with 0 if `--cfg job` asks for that.
+    """Return the composed config for parsed arguments; print it and exit with 0 if `--cfg job` asks for that.
 
     Raises:
         ConfigError: a group, choice, key or value that the configs do not have; a run that cannot be resumed like this.

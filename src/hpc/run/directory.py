@@ -2,18 +2,14 @@
 
 import errno
 import os
-import shlex
 import shutil
 import socket
-import stat
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from hpc.config.errors import ConfigError, make_printable
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.launch import placement
 from hpc.system import home
@@ -28,7 +24,6 @@ JOB_FILES = (
     "code",
     "code.part",
     "job.sh",
-    "node.sh",
     "submitted.json",
     "checkpoints",
     "stalled",
@@ -66,33 +61,24 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def reserve_run_dir(path: Path, *, group_readable: bool, is_own: Callable[[Path], bool]) -> Path:
-    """Make a directory that did not exist: `path`, or path-2, path-3, ...; or return the first one that is our own.
+def reserve_run_dir(path: Path) -> Path:
+    """Make a directory that did not exist, and return its path: `path`, or path-2, path-3, ...
 
     A job may start several runs, one after the other or at once, as a person does in a shell that srun gives.
-
-    Args:
-        is_own: whether an existing directory belongs to this run.
     """
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)  # before the umask is set: this folder belongs to no run
-    set_umask(group_readable)
     for candidate in _numbered(path):
         try:
             candidate.mkdir(parents=True)
         except FileExistsError:
-            if not (candidate.is_dir() and is_own(candidate)):
-                continue
+            continue
         except OSError:
             pass  # `create_run_dir` reports it
         return candidate
     raise AssertionError("there is always a further number")
 
 
-def create_run_dir(
-    path: Path, *, group_readable: bool = False, is_made: bool = False, free_bytes: int = MIN_FREE_BYTES
-) -> None:
-    """Make the directory, private unless requested otherwise, write a test file, set HPC_RUN_DIR for child processes.
+def create_run_dir(path: Path, *, is_made: bool = False, free_bytes: int = MIN_FREE_BYTES) -> None:
+    """Make the directory, write a test file, and set HPC_RUN_DIR for child processes.
 
     Args:
         is_made: another node has made it; this node only has to see it.
@@ -103,10 +89,7 @@ def create_run_dir(
     """
     try:
         if not is_made:
-            path.parent.mkdir(parents=True, exist_ok=True)  # before the umask is set: this folder belongs to no run
-        set_umask(group_readable)
-        if not is_made:
-            path.mkdir(exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():
             rule = f"must be visible from all nodes: rank 0 created it, but {socket.gethostname()} does not see it"
             raise ConfigError("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
@@ -117,38 +100,7 @@ def create_run_dir(
             fix = "free some space (a quota may also limit the number of files), or run_dir=<on another file system>"
         given = f"{path} ({error.strerror or error})"
         raise ConfigError("run_dir", given, "must be a folder that can be written", fix) from None
-    if group_readable and RUN_DIR_VARIABLE not in os.environ:  # once, and not by each process
-        _warn_of_closed_folders(path)
     os.environ[RUN_DIR_VARIABLE] = str(path)
-
-
-def set_umask(group_readable: bool) -> None:
-    """Let only this user read what this process writes from now on, or the user's group as well."""
-    os.umask(0o027 if group_readable else 0o077)
-
-
-def set_group_access(path: Path, *, group_readable: bool) -> None:
-    """Give or take the group's right to read everything in a directory. Other people's files stay as they are."""
-    for folder, _, names in os.walk(path):
-        for file in (Path(folder), *(Path(folder, name) for name in names)):
-            with suppress(OSError):
-                mode = file.lstat().st_mode
-                if not stat.S_ISLNK(mode):
-                    file.chmod(stat.S_IMODE(mode | (mode & 0o500) >> 3 if group_readable else mode & ~0o077))
-
-
-def _warn_of_closed_folders(path: Path) -> None:
-    """Print which folders above keep the group out of a directory that it may read.
-
-    They stay as they are: they may hold more than runs.
-    """
-    group = path.stat().st_gid
-    for folder in path.resolve().parents:
-        who, bit = ("g", 0o010) if (facts := folder.stat()).st_gid == group else ("o", 0o001)
-        if not facts.st_mode & bit:
-            command = shlex.join(["chmod", f"{who}+x", str(folder)])
-            note = f"note: group_readable=true, but your group cannot enter {folder}. Try: {command}"
-            print(make_printable(note), file=sys.stderr)
 
 
 def reject_used(path: Path) -> None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from hpc.config import trust
 from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import to_frozen_yaml
-from hpc.config.sections import RunConfig
+from hpc.config.sections import Config
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.run import changes, claim, directory
 from hpc.system import files
@@ -48,19 +48,25 @@ def read(run_dir: Path) -> DictConfig:
 def name_keys_as_now(cfg: DictConfig) -> None:
     """Name the keys of a run of an earlier version as this one does. Modifies cfg.
 
-    `test_only` is `task` now, and the lines of `cluster.setup` are a file of the cluster, which jobs source.
+    `test_only` is `task` now, the lines of `cluster.setup` are a file of the cluster, which jobs source, and the umask
+    says who may read a run. The callback `histograms`, which each run had, is gone.
     """
     with open_dict(cfg):
         if "test_only" in cfg and "task" not in cfg:
             cfg.task = "test" if cfg.pop("test_only") else "train"
         if isinstance(cfg.get("cluster"), DictConfig):
             cfg.cluster.pop("setup", None)
+        cfg.pop("group_readable", None)
+        if isinstance(cfg.get("callbacks"), DictConfig):
+            histograms = cfg.callbacks.get("histograms") or {}
+            if str(histograms.get("_target_")) in trust.FORMER_CLASSES:
+                cfg.callbacks.pop("histograms")
 
 
 def read_compatible(run_dir: Path) -> DictConfig:
     """Return the frozen config of a run that this code can resume, with trusted targets only. Raises `ConfigError`."""
     cfg = read(run_dir)
-    known_keys, keys = {field.name for field in fields(RunConfig)}, set(map(str, cfg))
+    known_keys, keys = {field.name for field in fields(Config)} - {"node"}, set(map(str, cfg))
     if known_keys != keys:
         lacks, unknown = ", ".join(sorted(known_keys - keys)), ", ".join(sorted(keys - known_keys))
         differences = [f"lacks {lacks}"] * bool(lacks) + [f"has the unknown keys {unknown}"] * bool(unknown)
@@ -160,8 +166,6 @@ def prepare_change(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> C
         if lines:
             (run_dir / "verdict").unlink(missing_ok=True)  # it is about the run as it was
             _write(run_dir, OmegaConf.merge(cfg, {changes.ALLOW_KEY: []}), merged)  # type: ignore[arg-type]
-        if any(line.startswith("group_readable:") for line in lines):
-            directory.set_group_access(run_dir, group_readable=cfg.group_readable)
 
     return replace
 

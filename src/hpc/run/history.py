@@ -148,9 +148,13 @@ def node_hours(run: RunRecord, running_until: float | None) -> float:
 
 
 def last_sign_of_life(run: RunRecord, attempt: AttemptRecord, *, until: float = math.inf) -> float:
-    """Return the unix time when an attempt was last seen alive, before the next one started at `until`."""
-    host = str(next(iter(attempt.hosts), ""))
-    return last_seen.last_sign(run.path, attempt.number, start=attempt.start, host=host, until=until)
+    """Return the unix time of an attempt's last heartbeat; its start, if it left none before the next one started.
+
+    Args:
+        until: unix time of that next start.
+    """
+    beat = last_seen.last_beat(run.path, attempt.number)
+    return beat if attempt.start <= beat <= until else attempt.start
 
 
 def first_cause_of_attempt(run: RunRecord, number: int, *, since: float = 0) -> str:

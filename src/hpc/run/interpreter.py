@@ -9,7 +9,7 @@ from importlib.util import find_spec
 OLDEST = (3, 11)  # as pyproject.toml
 PACKAGES = ("omegaconf", "hydra", "torch", "lightning")  # which the programs import
 INTERFACE = 1  # raise it when a project's programs must call the library differently
-NEEDED_FILES = ("__init__.py", "configs/cluster/base.yaml", "jobs/slurm.bash", "jobs/pbs.bash")
+NEEDED_FILES = ("__init__.py", *(f"jobs/{name}.bash" for name in ("job", "slurm", "pbs", "pbs_successor")))
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -69,8 +69,10 @@ def missing_files(library):  # type: ignore[no-untyped-def]
     for folder, _, names in os.walk(library):
         for name in [name for name in names if name.endswith(".py")]:
             with open(os.path.join(folder, name), encoding="utf-8") as file:
-                for package, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", file.read()):
-                    imported.update((package, module.split(" as ")[0].strip()) for module in modules.split(","))
+                text = file.read()
+            for package, modules in re.findall(r"(?m)^ *from hpc\.(\w+) import ([\w, ]+)$", text):
+                imported.update((package, module.split(" as ")[0].strip()) for module in modules.split(","))
+            imported.update(re.findall(r"(?m)^ *from hpc\.(\w+)\.(\w+) import ", text))
     lacking = sorted("/".join(pair) + ".py" for pair in imported if not _is_module(os.path.join(library, *pair)))
     return [name for name in NEEDED_FILES if not os.path.isfile(os.path.join(library, name))] + lacking
 

@@ -1,30 +1,12 @@
-"""The time when an attempt was last alive, and its last step, if it has not recorded its end. Imports no torch."""
+"""The last heartbeat of an attempt, and its last step, if it has not recorded its end. Imports no torch."""
 
-import math
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hpc.run import causes, job_logs
-from hpc.system.files import parse_json
+from hpc.run.event_records import read_events
 
 SILENT_SECONDS = 60  # without a heartbeat, of which there is one every 2 s: a file server shows some of them late
-
-
-def last_sign(run_dir: Path, attempt: int, *, start: float, host: str = "", until: float = math.inf) -> float:
-    """Return the unix time of an attempt's last sign of life; its start, if it left no other.
-
-    Only files count that no later attempt modifies.
-
-    Args:
-        start: unix time.
-        host: name of rank 0's node.
-        until: unix time when the next attempt started.
-    """
-    signs = [last_beat(run_dir, attempt), *_phase_ends(run_dir, attempt), *_sample_times(run_dir, attempt, host)]
-    signs += [cause.time for cause in causes.read_causes(run_dir, attempt)]
-    return max((sign for sign in signs if start <= sign <= until), default=start)
 
 
 def last_beat(run_dir: Path, attempt: int) -> float:
@@ -66,34 +48,11 @@ def newest_checkpoint_step(run_dir: Path) -> int | None:
     return max((int(name[1]) for name in names if name), default=None)
 
 
-def _phase_ends(run_dir: Path, attempt: int) -> Iterator[float]:
-    for line in job_logs.read_tail(run_dir / "monitor" / "phases.jsonl").splitlines():
-        try:
-            phase = parse_json(line)
-            if phase["attempt"] == attempt:
-                yield float(phase["end"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue
-
-
-def _sample_times(run_dir: Path, attempt: int, host: str) -> Iterator[float]:
-    """Yield when one node was sampled: the sampler ends with the run."""
-    for line in job_logs.read_tail(run_dir / "monitor" / f"{Path(host).name}.csv").splitlines():
-        time, _, rest = line.partition(",")
-        if rest.startswith(f"{attempt},"):
-            try:
-                yield float(time)
-            except ValueError:
-                continue
-
-
 def _read_event_file(file: Path) -> tuple[int | None, dict[str, float]]:
     """Return the largest step and the last value of each scalar in one file, as far as it can be read."""
     step, values = None, {}
-    with suppress(Exception):  # a damaged file, or a missing library: the table can do without
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-        for event in LegacyEventFileLoader(str(file)).Load():
+    with suppress(OSError, ValueError, ImportError):  # the table can do without
+        for event in read_events(file):
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     step, values[value.tag] = max(event.step, step or 0), value.simple_value

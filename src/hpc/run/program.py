@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import environ
 
+from hpc.config import signatures
 from hpc.config.errors import exit_on_config_error
 from hpc.launch import placement
 from hpc.launch.placement import Placement
@@ -40,6 +41,10 @@ def rank_process() -> Iterator[RankProcess]:
     To be entered before the large imports: a signal that comes during these would end the process.
     """
     gc.disable()  # until the libraries are imported: collecting garbage would take a fifth of that time
+    signatures.is_training = True
+    # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine. torch reads
+    # this when it is imported, which the check of the config may do.
+    environ.setdefault("GOMP_SPINCOUNT", "1000")
     signals = install_signal_handlers()
     with exit_on_config_error():
         place = placement.read_placement(environ)

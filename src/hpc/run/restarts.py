@@ -1,11 +1,9 @@
-"""Checks of an existing run directory: is its run this job's own before a requeue, or finished?"""
+"""Checks of an existing run directory: is its run finished, or left by an earlier start of this job?"""
 
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -35,20 +33,17 @@ def reject_finished(run_dir: Path, cfg: DictConfig) -> None:
     raise (RunFinished if is_requeued else ConfigError)("resume", run_dir, "The run is finished", fix)
 
 
-def is_restart(run_dir: Path, words: Sequence[str], *, claimant: Mapping[str, Any]) -> bool:
-    """Return whether the run here is this job's own, which the scheduler has started again, and not its next run.
+def reject_unnamed_restart(path: Path, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a job that the scheduler has started again would begin a new run.
+
+    A job may have made several runs, so which of them this start continues must be said. Scripts of submit.py say it.
 
     Args:
-        claimant: this process, as its claim would name it.
+        path: the directory of the job's first run.
     """
-    is_same_job = claim.is_claim_before_requeue(run_dir, claimant)
-    try:
-        words_before = json.loads((run_dir / "overrides.json").read_text(encoding="utf-8"))
-        return is_same_job and words_before == list(words)
-    except FileNotFoundError:  # the earlier start failed before it wrote them
-        return is_same_job
-    except (OSError, ValueError):
-        return False
+    if claim.is_claim_before_requeue(path, claim.claimant_record(environ)):
+        rule = "must be given where the scheduler starts a job again, which goes on with the run that it names"
+        raise ConfigError("run_dir", None, rule, f"srun python train.py run_dir={path} ... in the job script")
 
 
 def _limit(value: object) -> float:

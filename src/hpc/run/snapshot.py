@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from hpc.config import library
+from hpc.config import defaults, library
 from hpc.config.errors import ConfigError, exit_on_config_error, make_printable
 from hpc.config.project import HPC, LIBRARY, PROJECT
 from hpc.run import interpreter
@@ -71,6 +71,7 @@ def copy_code(run_dir: Path) -> Path:
                 rule = "must not disappear while the code is copied, as git tracks it"
                 raise ConfigError(name, None, rule, "submit again when nobody changes the code") from None
     _copy_library(copy / "src")
+    defaults.write(copy / "configs")  # as they are today, also for a later library that reads these configs
     code = copy.rename(run_dir / "code")
     compileall.compile_dir(code / "src", quiet=2)  # invalid Python is left to whoever runs it
     return code

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from hpc.config import preflight
+from hpc.config import arguments
 from hpc.config.build import build, build_data
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError, ExitCode
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.plan import run_plan
 from hpc.run import history
 from hpc.studies.forked_starts import ForkedStarts
@@ -110,7 +110,7 @@ class Check:
         began, error, notes = time.monotonic(), "", []
         words = [*self.words, "strategy=ddp", "trainer.devices=2"]
         try:
-            trace = run_plan.plan_run(compose_overrides(words), words, own={}).prediction.trace
+            trace = run_plan.plan_run(compose_overrides(words), words).prediction.trace
             notes = [trace.by_parameters_note if trace.by_parameters else "", trace.note]
         except ConfigError as raised:
             error = str(raised)
@@ -165,8 +165,7 @@ def check(words: Sequence[str]) -> bool:
     """
     accelerator = [] if any("trainer.accelerator=" in word for word in words) else ["trainer.accelerator=cpu"]
     words = [*words, *accelerator, *(f"++{key}={value}" for key, value in SHORT.items())]
-    cfg = compose_overrides([*words, "strategy=single", "trainer.devices=1"])
-    preflight.check_config(cfg)
+    cfg = arguments.check_files(parse(compose_overrides([*words, "strategy=single", "trainer.devices=1"])))
     size = f"{NUM_EPOCHS} epochs of at most {NUM_BATCHES} batches"
     print(f"each run has {size}, on accelerator {cfg.trainer.accelerator}", flush=True)
     checked = Check(words, Path(tempfile.mkdtemp(prefix="check-")))
@@ -198,7 +197,7 @@ def reject_own_words(words: Sequence[str]) -> None:
             raise ConfigError(key, value, rule, f"the command without {word}")
 
 
-def _batch_words(cfg: DictConfig) -> list[str] | None:
+def _batch_words(cfg: Config) -> list[str] | None:
     """Return overrides with which a step has the same samples on one process and on two; None if there are none."""
     if cfg.data.get("global_batch_size") is not None:
         return []
@@ -226,7 +225,7 @@ def _first(differing: Mapping[str, float]) -> str:
     return f"{name}{others}, by {distance:.1g} of its largest value"
 
 
-def _unlock_lines(cfg: DictConfig) -> Iterator[str]:
+def _unlock_lines(cfg: Config) -> Iterator[str]:
     from hpc.studies.unlocks import unlocks  # it imports lightning
 
     for method, effect in unlocks(build(cfg.model), build_data(cfg)):

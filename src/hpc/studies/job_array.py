@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 from hpc.config import project
+from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
 from hpc.submit import array_folder, queue_run
@@ -22,20 +22,18 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     folder = directory.choose_run_dir(None, "sweep", now=datetime.now(), environ={})
     members = sweep.compose_members(words, folder)
     array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
-    jobs = []
-    for cfg, overrides in tqdm(members, "checking", unit="run", disable=None, leave=False, delay=1):
-        queue_run.check_submission(cfg, overrides)
-        jobs.append(make_job(cfg, **array_fields))
+    progress = tqdm(members, "checking", unit="run", disable=None, leave=False, delay=1)
+    cfgs = [queue_run.check_submission(node, overrides) for node, overrides in progress]
+    jobs = [make_job(cfg, **array_fields) for cfg in cfgs]
     sweep.reject_different_requests(jobs)
-    first_cfg, _ = members[0]
+    first_cfg = cfgs[0]
     if options.dry_run:
         print(render_script(jobs[0], first_cfg), end="")
         return
-    run_dirs = [Path(cfg.run_dir) for cfg, _ in members]
+    run_dirs = [cfg.run_path for cfg in cfgs]
     with _new_array(first_cfg, folder, run_dirs=run_dirs, wait=options.wait):
-        for cfg, overrides in members:
-            run_dir = Path(cfg.run_dir)
-            frozen_config.create_or_replace(run_dir, cfg, words=overrides)
+        for cfg, (_, overrides), run_dir in zip(cfgs, members, run_dirs, strict=True):
+            frozen_config.create_or_replace(run_dir, cfg.node, words=overrides)
             # For submit.py resume= of this member alone.
             write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         write_scripts(jobs[0], first_cfg, folder=folder)
@@ -49,9 +47,7 @@ def submit_search(
     """Queue a search. Its members get their values when they start; here the corners of its space are checked."""
     folder = directory.choose_run_dir(None, "search", now=datetime.now(), environ={})
     corners = search.compose_corners(words, folder)
-    for cfg, overrides in corners:
-        queue_run.check_submission(cfg, overrides)
-    cfgs = [cfg for cfg, _ in corners]
+    cfgs = [queue_run.check_submission(node, overrides) for node, overrides in corners]
     settings = search.make_search(words, cfgs, sampler=sampler, trials=trials)
     array_fields = {
         "members_file": folder / "members",
@@ -75,10 +71,10 @@ def submit_search(
 
 
 @contextmanager
-def _new_array(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> Iterator[None]:
+def _new_array(cfg: Config, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> Iterator[None]:
     """Make the folder of a job array with a run directory per member; remove it if the array is not submitted."""
     queue_run.prepare_submission(cfg, project.PROJECT, wait=wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
-    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(cfg, folder, run_dirs=run_dirs)):
-        array_folder.fill(cfg, folder, run_dirs=run_dirs)
+    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(folder, run_dirs=run_dirs)):
+        array_folder.fill(folder, run_dirs=run_dirs)
         yield

@@ -2,8 +2,7 @@
 
 import os
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from hpc.jobs import job_states
-from hpc.jobs.job_states import JobState
-from hpc.run import history, last_seen
-from hpc.run.history import RunRecord
 from hpc.studies import search, search_space
 from hpc.studies.search import Search
 from hpc.system.files import open_for_append, open_regular_file
@@ -26,7 +21,6 @@ LOCK_GRACE_SECONDS = 30  # a lock that is older was left by a process that died
 STUDY_NAME = "search"
 NUM_RANDOM_TRIALS = 10  # before TPE uses earlier results
 NUM_UNPRUNED_TRIALS = 5  # completed, before one is pruned
-INHERITED_FIELDS = ("params", "distributions", "intermediate_values")  # by the trial that follows a failed one
 
 
 class JournalLock(JournalFileOpenLock):
@@ -83,7 +77,7 @@ def open_study(folder: Path, member: int = 0) -> optuna.Study:
     settings = search.load_search(folder)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = open_storage((folder / JOURNAL).absolute())
-    if not storage.get_all_studies():  # a person who only looks at an existing study may not be allowed to write
+    if not storage.get_all_studies():
         direction = StudyDirection.MINIMIZE if settings.mode == "min" else StudyDirection.MAXIMIZE
         optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction, load_if_exists=True)
     sampler, pruner = make_sampler(settings, member), make_pruner(settings)
@@ -96,7 +90,8 @@ def make_sampler(settings: Search, member: int) -> optuna.samplers.BaseSampler:
     if settings.sampler == "random":
         return optuna.samplers.RandomSampler(seed)
     num_random = min(NUM_RANDOM_TRIALS, max(settings.trials // 4, 1))
-    return optuna.samplers.TPESampler(n_startup_trials=num_random, seed=seed)
+    # A liar takes each trial that has not ended for a poor one: whether it still runs or its run has failed.
+    return optuna.samplers.TPESampler(n_startup_trials=num_random, seed=seed, constant_liar=True)
 
 
 def make_pruner(settings: Search) -> optuna.pruners.BasePruner:
@@ -113,7 +108,6 @@ def draw_member_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of a member, with the values of its trial. Every call returns the same overrides."""
     settings = search.load_search(run_dir.parent)
     study = open_study(run_dir.parent, int(run_dir.name))
-    fail_ended_trials(study, run_dir.parent)
     trial = Trial(study, get_or_create_trial(study, run_dir.name)._trial_id)
     space = search_space.parse_space(settings.words)
     values = {key: suggest_value(trial, key, dimension) for key, dimension in space.items()}
@@ -130,65 +124,27 @@ def suggest_value(trial: Trial, key: str, dimension: search_space.Range | search
 
 
 def get_or_create_trial(study: optuna.Study, run_name: str) -> FrozenTrial:
-    """Return the newest trial of a member.
+    """Return the trial of a member. It is made when the member first starts, and kept by all later starts."""
+    if not (trials := _trials_of_run(study, run_name)):
+        # One line of the journal: no process can be killed between the trial and its name.
+        study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": run_name}))
+        trials = _trials_of_run(study, run_name)
+    return trials[0]
 
-    A new trial is made when the member first starts, and after a failed trial, whose values and metrics it inherits.
+
+def read_trials(folder: Path) -> list[FrozenTrial]:
+    """Return the trials of a search, none before its first run has started. Writes nothing.
+
+    Raises:
+        Exception: of any type, if the journal is damaged.
     """
-    trials = _trials_of_run(study, run_name)
-    if trials and trials[-1].state != TrialState.FAIL:
-        return trials[-1]
-    inherited = {key: getattr(trials[-1], key) for key in INHERITED_FIELDS} if trials else {}
-    # One line of the journal: no process can be killed between the trial and its name.
-    study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": run_name}, **inherited))
-    return _trials_of_run(study, run_name)[-1]
-
-
-def fail_ended_trials(study: optuna.Study, folder: Path) -> None:
-    """Mark those running trials as failed that no process will end. Only a member of the search may call this."""
-    for number in ended_trials(study, folder):
-        with _warn_if_unreachable():
-            study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
-
-
-def ended_trials(study: optuna.Study, folder: Path) -> set[int]:
-    """Return the numbers of those trials whose run has ended or was deleted although the study says it is running.
-
-    Optuna's journal has no heartbeat, and a run that waits to be requeued has none: the scheduler says whether its job
-    has ended. A run that is alive has not ended: the scheduler may be that of another cluster.
-    """
-    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    runs = {trial.number: _read_run(folder / trial.user_attrs["run"]) for trial in running}
-    records = [run for run in runs.values() if run]
-    jobs = {job for run in records for job in run.jobs}
-    scheduler = next((run.submitted.get("scheduler") for run in records if run.jobs), None)
-    states = None  # of the jobs; None: unknown
-    if scheduler in job_states.QUERY_COMMAND:
-        states = job_states.query_states(scheduler, jobs, owners={folder.stat().st_uid})
-    return {number for number, run in runs.items() if run is None or _has_ended(run, states)}
-
-
-def _read_run(path: Path) -> RunRecord | None:
-    """Return the record of a run; None if its directory was deleted."""
-    try:
-        return history.read_run(path, path.name)
-    except FileNotFoundError:
-        return None
-
-
-def _has_ended(run: RunRecord, states: Mapping[str, JobState] | None) -> bool:
-    """Return whether no process will end the trial of this run. `states` are those of jobs; None: unknown."""
-    if run.verdict == "failed" or history.num_starts_at_giving_up(run):
-        return True
-    if states is None or not run.jobs:
-        return False
-    known = [states[job] for job in run.jobs if job in states]
-    if any(state.is_active for state in known):
-        return False
-    if len(known) == len(run.jobs):
-        return True
-    # This scheduler does not know a job, which may be another cluster's.
-    silent_seconds = time.time() - (history.last_sign_of_life(run, run.attempts[-1]) if run.attempts else 0)
-    return silent_seconds > last_seen.SILENT_SECONDS
+    path = (folder / JOURNAL).absolute()
+    if not path.exists():
+        return []
+    storage = open_storage(path)
+    if not storage.get_all_studies():  # the first run has just started
+        return []
+    return optuna.load_study(study_name=STUDY_NAME, storage=storage).get_trials(deepcopy=False)
 
 
 class TrialReporter:
@@ -208,10 +164,9 @@ class TrialReporter:
         return False
 
     def end(self, outcome: str, value: float | None = None) -> None:
-        """End the trial: a new one, if another process has marked it as failed.
+        """End the trial: complete, which needs a value, or pruned.
 
-        Args:
-            outcome: complete, which needs a value; pruned; fail.
+        The trial of a run that fails has no end: `resume=` continues the run and its trial.
         """
         with _warn_if_unreachable():
             trial = get_or_create_trial(self._study, self._run_name)

@@ -1,15 +1,18 @@
 """A search: one job array whose members get their values from a common study. This part needs no optuna."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.compose import compose_overrides
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, first_line
+from hpc.config.sections import Config
 from hpc.run import directory
 from hpc.studies import search_space, sweep
 from hpc.submit.options import SAMPLERS
@@ -47,7 +50,7 @@ def compose_corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictCo
     return corners
 
 
-def make_search(words: Sequence[str], cfgs: Sequence[DictConfig], *, sampler: str, trials: int) -> Search:
+def make_search(words: Sequence[str], cfgs: Sequence[Config], *, sampler: str, trials: int) -> Search:
     """Return the search that a command line describes.
 
     Args:
@@ -101,3 +104,19 @@ def load_search(folder: Path) -> Search:
         rule = f"This is not the folder of a search: {reason}"
         fix = "runs/<the folder that submit.py --search has printed>"
         raise ConfigError("FOLDER", folder, rule, fix) from None
+
+
+@contextmanager
+def reject_damaged_study(folder: Path) -> Iterator[None]:
+    """Raise `ConfigError` for any error while a study is read: a damaged journal can fail anywhere in Optuna."""
+    try:
+        yield
+    except (ConfigError, OmegaConfBaseException):
+        raise
+    except ImportError as error:
+        rule = f"must be installed, but cannot be imported ({error})"
+        raise ConfigError("The package optuna", None, rule, "pip install optuna -c constraints.txt") from None
+    except Exception as error:
+        rule = f"The study in {folder / 'journal.jsonl'} cannot be read ({type(error).__name__}: {first_line(error)})"
+        fix = "a new search, as the runs of this one are not damaged, but its trials are lost"
+        raise ConfigError("FOLDER", folder, rule, fix) from error

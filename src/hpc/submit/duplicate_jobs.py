@@ -26,7 +26,7 @@ def lock_submission(run_dir: Path) -> Iterator[None]:
         try:
             # This file is never replaced by another one. A member of an array has none yet.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(run_dir / "submitted.json", flags, 0o640)
+            descriptor = os.open(run_dir / "submitted.json", flags, 0o666)
             stack.callback(os.close, descriptor)
             stack.callback(_remove_if_empty, run_dir / "submitted.json")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the kernel, however this process ends

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpc.config import command_parser
 from hpc.config.errors import ConfigError
@@ -38,6 +39,8 @@ def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Na
     array.add_argument("--multirun", "-m", action="store_true", help=sweep_help)
     search_help = "submit a job array that searches key=interval(a,b) or choice(a,b) for the best values"
     array.add_argument("--search", choices=SAMPLERS, help=search_help)
+    draw_help = "draw the values of this run of a search and write its config: its job does so before its ranks start"
+    array.add_argument("--draw", type=Path, metavar="RUN_DIR", help=draw_help)
     parser.add_argument("--trials", type=int, metavar="N", help="with --search: number of runs")
     parser.add_argument("--at-once", type=int, metavar="N", help="number of runs of an array at the same time")
     arguments = parser.parse_intermixed_args(argv)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc.config import compose, preflight
+from hpc.config import compose
 from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
 from hpc.jobs import job
 from hpc.submit.scripts import render_script
 
@@ -30,11 +31,11 @@ def write_preset_scripts(folder: Path, words: Sequence[str], *, dry_run: bool = 
         if preset == "cpu":
             continue
         arguments = (f"trainer={preset}", *overrides)
-        cfg = compose.compose_overrides(["cluster.account=null", *arguments], personal=False)
-        if cfg.run_dir:
+        node = compose.compose_overrides(["cluster.account=null", *arguments], personal=False)
+        if node.run_dir:
             rule = "cannot be given with --render: a script may be submitted many times, and each job makes its own"
-            raise ConfigError("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
-        preflight.check_rules(cfg)
+            raise ConfigError("run_dir", node.run_dir, rule, "leave it out, or submit.py without --render")
+        cfg = parse(node)
         name = f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
         scripts[folder / name] = render_script(job.job_from_config(cfg, arguments), cfg)
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,35 +10,38 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from hpc.config import preflight, project
+from hpc.config import arguments, project
 from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_scripts
-from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
 
-def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions, program: str = "train.py") -> Path:
+def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions, program: str = "train.py") -> Path:
     """Queue a job whose ranks run `program`, and return its run directory. With --wait, exit with the job's exit code.
 
     Args:
         words: overrides as typed; they are stored beside the config.
     """
-    check_submission(cfg, words if program == "train.py" else None)
+    cfg = check_submission(node, words if program == "train.py" else None)
     cfg.run_dir = str(directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
-    run_dir = Path(cfg.run_dir)
+    run_dir = cfg.run_path
     job = make_job(cfg, run_dir=run_dir, program=program)
     if options.dry_run:
         print(render_script(job, cfg), end="")
         return run_dir
+    from hpc.submit.submission import exit_if_job_failed, submit_and_report  # only here: a dry run does not need it
+
     prepare_submission(cfg, project.PROJECT, wait=options.wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
 
     def reserve() -> None:
-        directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
-        frozen_config.create_exclusively(run_dir, cfg, words=list(words))
+        directory.create_run_dir(run_dir)
+        frozen_config.create_exclusively(run_dir, cfg.node, words=list(words))
 
     with remove_unless_submitted(run_dir, reserve):
         snapshot.copy_code(run_dir)
@@ -48,19 +51,19 @@ def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions,
     return run_dir
 
 
-def check_submission(cfg: DictConfig, words: Sequence[str] | None) -> None:
-    """Raise `ConfigError` if the config cannot be submitted. Fill in the keys that follow from the data.
+def check_submission(node: DictConfig, words: Sequence[str] | None) -> Config:
+    """Return the config, with the keys that follow from the data. Raise `ConfigError` if it cannot be submitted.
 
     Args:
         words: overrides as typed, for a job that trains; None for other jobs, whose memory is not checked.
     """
-    preflight.check_job(cfg)
-    preflight.check_and_fill_from_files(cfg)
+    cfg = arguments.check_files(parse(node, for_job=True))
     if words is not None:
         reject_too_big(cfg, words)
+    return cfg
 
 
-def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+def reject_too_big(cfg: Config, words: Sequence[str]) -> None:
     """Raise `ConfigError` if training does not fit on the cluster's GPUs, provided that its file names them."""
     if cfg.cluster.gpu:
         from hpc.plan.memory_check import reject_too_big  # only here, as submit.py without a GPU needs no plan
@@ -68,12 +71,13 @@ def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
         reject_too_big(cfg, words)
 
 
-def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
+def prepare_submission(cfg: Config, code: Path, *, wait: bool) -> None:
     """Check that there are a scheduler and an environment for `code`. Pack the environment if the cluster stages it.
 
     Raises:
         ConfigError: one of them is missing. Nothing of the run has been written.
     """
+    assert cfg.cluster.scheduler, "a config that is parsed for a job has one"
     scheduler.find_submit_command(cfg.cluster.scheduler)
     if wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
         rule = "cannot be used with a chain of jobs: it waits for one job"

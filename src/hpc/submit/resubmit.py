@@ -9,8 +9,10 @@ from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
-from hpc.config import compose, preflight
+from hpc.config import arguments, compose
 from hpc.config.errors import ConfigError
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.run import changes, directory, frozen_config
 from hpc.submit import duplicate_jobs
 from hpc.submit.options import SubmitOptions
@@ -27,20 +29,20 @@ from hpc.submit.submission import exit_if_job_failed, submit_and_report
 from hpc.system import files
 
 
-def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: SubmitOptions) -> None:
+def resubmit(node: DictConfig, run_dir: Path, *, words: Sequence[str], options: SubmitOptions) -> None:
     """Queue the job of a run directory again. With --wait, exit with the job's exit code.
 
     Args:
-        cfg: the run's own config, with the overrides that are typed now.
+        node: the run's own config, with the overrides that are typed now.
         words: these overrides; some of them, such as trainer.num_nodes, need a new job script.
     """
-    preflight.check_job(cfg)
+    cfg = parse(node, for_job=True)
     reject_not_submitted(run_dir)
-    differences, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
+    differences, overrides = frozen_config.list_changes(run_dir, cfg.node), compose.select_overrides(words)
     if differences:
         reject_run_with_fixed_script(run_dir)
         os.chdir(read_work_dir(run_dir))  # the run's relative paths keep their meaning
-        preflight.check_and_fill_from_files(cfg)
+        arguments.check_files(cfg)
         reject_too_big(cfg, frozen_config.merge_overrides(run_dir, overrides))
     if options.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in differences))
@@ -50,18 +52,18 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: S
     with duplicate_jobs.lock_submission(run_dir):
         duplicate_jobs.reject_queued_run(run_dir)
         prepare_submission(cfg, run_dir / "code", wait=options.wait)
-        directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
+        directory.create_run_dir(run_dir)
         with TemporaryDirectory(dir=run_dir, prefix=".submission-") as staged:
             command = _submit_with_changes(cfg, run_dir, words=overrides, folder=Path(staged), options=options)
     exit_if_job_failed(command, options)
 
 
 def _submit_with_changes(
-    cfg: DictConfig, run_dir: Path, *, words: Sequence[str], folder: Path, options: SubmitOptions
+    cfg: Config, run_dir: Path, *, words: Sequence[str], folder: Path, options: SubmitOptions
 ) -> Popen[str]:
     """Submit the job. The files that change are written into `folder`, and take their place once it is accepted."""
-    change = frozen_config.prepare_change(run_dir, cfg, words=words)
-    if frozen_config.list_changes(run_dir, cfg):
+    change = frozen_config.prepare_change(run_dir, cfg.node, words=words)
+    if frozen_config.list_changes(run_dir, cfg.node):
         write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=folder)
     else:
         renew_environment(run_dir, folder=folder, venv=Path(sys.prefix))

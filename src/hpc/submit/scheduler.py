@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hpc.config import cluster_rules
 from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, make_printable
 from hpc.config.freezing import escape_quotes
+from hpc.config.sections import ClusterConfig, Config
 from hpc.jobs import job_states
 from hpc.jobs.job import Job
 
@@ -26,7 +27,7 @@ CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
 RELEASE_COMMAND = {"slurm": "scontrol release", "pbs": "qrls"}
 # Variables that an outer job or another launcher has left in the shell. They would describe the wrong job.
 LEAKED_VARIABLES = re.compile(
-    r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN)_|PMI"
+    r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN|HPC_LOCAL|HPC_WORLD)_|PMI|HPC_RANK"
     r"|(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK)$"
 )
 # Passed on nevertheless: they say where the scheduler is.
@@ -57,7 +58,7 @@ def find_submit_command(scheduler: str) -> str:
 
 def submit_job(
     script: Path,
-    cfg: DictConfig,
+    cfg: Config,
     *,
     job: Job,
     folder: Path,
@@ -80,6 +81,7 @@ def submit_job(
         ConfigError: with the scheduler's own message, if it has not queued the job.
     """
     cluster, scheduler = cfg.cluster, cfg.cluster.scheduler
+    assert scheduler, "a config that is parsed for a job has one"
     for note in describe_ignored_variables(os.environ, cluster):
         print(note, file=sys.stderr)
     num_jobs = job.chain if scheduler == "pbs" else 1
@@ -107,7 +109,7 @@ def submit_job(
     return job_ids, commands[-1]
 
 
-def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
+def describe_ignored_variables(environ: Mapping[str, str], cluster: ClusterConfig) -> list[str]:
     """Return a note for each variable of this shell that would have changed the job, and the override that does.
 
     Sites tell people to set SBATCH_ACCOUNT and others in .bashrc. Here jobs follow from configs alone.
@@ -123,13 +125,20 @@ def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) 
     return [make_printable(f"note: {note}") for note in notes]
 
 
-def _suggest_for_sbatch_variable(variable: str, value: str, cluster: DictConfig) -> str:
+def submit_environ() -> dict[str, str]:
+    """Return the environment of sbatch and qsub, without the variables of a job that this shell may be in."""
+    return {
+        key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
+    }
+
+
+def _suggest_for_sbatch_variable(variable: str, value: str, cluster: ClusterConfig) -> str:
     """Return how to give the job what a variable of sbatch asks for; "" if it has that already, or asks for nothing."""
     name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
     if name == variable or not value:
         return ""
     if key := KEYS_OF_SBATCH_VARIABLES.get(name):
-        return f"the job gets it by cluster.{key}={value}" if value != cluster.get(key) else ""
+        return f"the job gets it by cluster.{key}={value}" if value != getattr(cluster, key) else ""
     option = f"--{OPTIONS_OF_SBATCH_VARIABLES.get(name) or name.lower().replace('_', '-')}={value}"
     if key_of_option := cluster_rules.key_of_option(option, "slurm"):
         return f"{key_of_option} sets that"
@@ -147,25 +156,23 @@ def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Pa
 
 
 def _call_submit_command(
-    script: Path, cfg: DictConfig, *, after: str | None, is_held: bool, wait: bool
+    script: Path, cfg: Config, *, after: str | None, is_held: bool, wait: bool
 ) -> tuple[str, subprocess.Popen[str]]:
     """Run sbatch or qsub, and return the job's id and the command.
 
     There is no time limit: a command that is killed may have queued the job already.
     """
     scheduler = cfg.cluster.scheduler
+    assert scheduler
     is_slurm = scheduler == "slurm"
     options = ["--parsable"] + ["--wait"] * wait if is_slurm else ["-W", "block=true"] * wait
     options += ["--hold" if is_slurm else "-h"] * is_held
     if after:
         options += ["-W", f"depend=afternotok:{after}"]
-    environ = {
-        key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
-    }
     name = SUBMIT_COMMAND[scheduler]
     command = subprocess.Popen(
         [find_submit_command(scheduler), *options, str(script)],
-        env=environ,
+        env=submit_environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -191,14 +198,14 @@ def _call_submit_command(
     return job_id.split(";")[0], command
 
 
-def _suggest_fix(message: str, cfg: DictConfig) -> str:
+def _suggest_fix(message: str, cfg: Config) -> str:
     """Return what to type after a rejection: the keys that the scheduler's message is about, with their values."""
     if re.search("timed out|contact|connect|try again|temporar", message, re.IGNORECASE):
         return "the same again, in some minutes"
     if re.search("job submit limit|max_?(submit|queued|jobs)", message, re.IGNORECASE):
         return "the same again, when fewer of your jobs wait, or a smaller or shorter job"
     values = {
-        key: OmegaConf.select(cfg, key)
+        key: OmegaConf.select(cfg.node, key)
         for words, key in KEYS_OF_MESSAGES.items()
         if re.search(words, message, re.IGNORECASE)
     }

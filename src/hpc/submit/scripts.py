@@ -7,41 +7,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hpc.config.errors import ConfigError
 from hpc.config.project import HPC, LIBRARY
+from hpc.config.sections import Config
 from hpc.jobs import pbs, slurm
 from hpc.jobs.job import Job, job_from_config
+from hpc.jobs.print_bash import SOURCED_FILES
 from hpc.run import directory
 from hpc.system import files
 from hpc.system.files import write_atomically
 
-SOURCED_FILES = ("jobs/slurm.bash", "jobs/pbs.bash")  # of the library, by job scripts, from the run's copy of the code
 
-
-def make_job(cfg: DictConfig, **fields: Any) -> Job:
+def make_job(cfg: Config, **fields: Any) -> Job:
     """Return the job of a config, with this Python's environment and this working directory.
 
     Args:
         fields: of `Job`, as in `job_from_config`.
     """
     venv = None if cfg.cluster.container else Path(sys.prefix)
-    run_dir = fields.get("run_dir") or Path(cfg.run_dir)
+    run_dir = fields.get("run_dir") or cfg.run_path
     fields.setdefault("is_search_trial", directory.is_search_trial(run_dir))
     return job_from_config(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **fields)
 
 
-def render_script(job: Job, cfg: DictConfig) -> str:
+def render_script(job: Job, cfg: Config) -> str:
     """Return the script for sbatch or qsub."""
     return pbs.render_job_script(job) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(job)
 
 
-def write_scripts(job: Job, cfg: DictConfig, *, folder: Path) -> None:
-    """Write job.sh and, for PBS, node.sh, which runs on each node."""
+def write_scripts(job: Job, cfg: Config, *, folder: Path) -> None:
+    """Write job.sh."""
     write_atomically(folder / "job.sh", render_script(job, cfg))
-    if cfg.cluster.scheduler == "pbs":
-        write_atomically(folder / "node.sh", pbs.render_node_script(job))
 
 
 def read_work_dir(run_dir: Path) -> Path:
@@ -53,36 +49,31 @@ def read_work_dir(run_dir: Path) -> Path:
 
 
 def renew_environment(run_dir: Path, *, folder: Path, venv: Path) -> None:
-    """Write the run's scripts into `folder`, with this environment, if the one that they name is gone."""
-    for name in ("job.sh", "node.sh"):
-        if not (run_dir / name).is_file():
-            continue
-        text = files.read_text(run_dir / name, errors="surrogateescape")
-        match = re.search(r"(?m)^ *export VENV=(.+)$", text)
-        if match and not os.path.lexists(Path(shlex.split(match[1])[0], "bin", "python")):
-            renewed = text.replace(f"export VENV={match[1]}", f"export VENV={shlex.quote(str(venv))}")
-            if renewed == text:
-                continue
-            (folder / name).write_text(renewed, encoding="utf-8", errors="surrogateescape")
-            print(f"note: {name} gets the environment {venv}, as {match[1]} is gone", flush=True)
+    """Write the run's job.sh into `folder`, with this environment, if the one that it names is gone."""
+    text = files.read_text(run_dir / "job.sh", errors="surrogateescape")
+    match = re.search(r"(?m)^export VENV=(.+)$", text)
+    if match and not os.path.lexists(Path(shlex.split(match[1])[0], "bin", "python")):
+        renewed = text.replace(f"export VENV={match[1]}", f"export VENV={shlex.quote(str(venv))}")
+        if renewed != text:
+            (folder / "job.sh").write_text(renewed, encoding="utf-8", errors="surrogateescape")
+            print(f"note: job.sh gets the environment {venv}, as {match[1]} is gone", flush=True)
 
 
 def reject_run_with_fixed_script(run_dir: Path) -> None:
     """Raise `ConfigError` if a new job script would not work for a submitted run.
 
-    Its ranks run another program than train.py, or its copy of the code has other functions for job scripts.
+    Its copy of the code has other functions for job scripts, or its ranks run another program than train.py.
     """
-    scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
-    if not any("/train.py" in files.read_text(path, errors="surrogateescape") for path in scripts):
-        rule = "Only a run of train.py can continue with changes"
-        fix = f"resume={run_dir} alone; or the tool that made the run, with these words"
-        raise ConfigError("resume", run_dir, rule, fix)
-    for name in SOURCED_FILES:
+    for name in sorted({f"jobs/{file}" for sourced in SOURCED_FILES.values() for file in sourced}):
         if _read_bytes(run_dir / "code" / "src" / HPC / name) != _read_bytes(LIBRARY / name):
             rule = f"A new job script sources hpc/{name}, which differs between the run's copy and this library"
             own_submit = shlex.quote(str(run_dir / "code" / "submit.py"))
             fix = f"python {own_submit} resume={shlex.quote(str(run_dir))}, and these words"
             raise ConfigError("resume", run_dir, rule, fix)
+    if "/train.py" not in files.read_text(run_dir / "job.sh", errors="surrogateescape"):
+        rule = "Only a run of train.py can continue with changes"
+        fix = f"resume={run_dir} alone; or the tool that made the run, with these words"
+        raise ConfigError("resume", run_dir, rule, fix)
 
 
 def _read_bytes(path: Path) -> bytes | None:

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
-from omegaconf import DictConfig
-
 from hpc.config import walltime
+from hpc.config.sections import Config
 from hpc.submit import scheduler
+from hpc.submit.impossible_job import reject_impossible_job
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job
 
 
 def submit_and_report(
-    cfg: DictConfig,
+    cfg: Config,
     folder: Path,
     *,
     options: SubmitOptions,
@@ -39,13 +39,15 @@ def submit_and_report(
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
         size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
+    if cfg.cluster.scheduler == "slurm":
+        reject_impossible_job(script or folder / "job.sh")
     job_ids, command = scheduler.submit_job(
         script or folder / "job.sh", cfg, job=job, folder=folder, wait=options.wait, change=change
     )
     if options.parsable:
         print(job_ids[0], folder)
     else:
-        log = scheduler.log_path(folder, cfg.cluster.scheduler, job_id=job_ids[0], is_array=num_members > 1)
+        log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], is_array=num_members > 1)
         print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
         print(f"asks for at most {size}: {cost}")
     return command

@@ -107,14 +107,3 @@ def write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def append_whole(file: int, data: bytes) -> None:
-    """Append all of the data or nothing. Raises `OSError`, on a full disk for example."""
-    size = os.fstat(file).st_size
-    try:
-        if os.write(file, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        os.ftruncate(file, size)
-        raise

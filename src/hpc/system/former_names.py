@@ -1,7 +1,7 @@
-"""Former names of Lightning's packages: `import pytorch_lightning` gives `lightning.pytorch`, with the same classes.
+"""Former names of packages and modules: `import pytorch_lightning` gives `lightning.pytorch`, with the same classes.
 
 The package pytorch_lightning holds the same code a second time, and its classes are others: a module written for it
-would be none to the Trainer here.
+would be none to the Trainer here. Configs of earlier runs name modules of this package that have moved.
 """
 
 import importlib
@@ -13,20 +13,23 @@ from types import ModuleType
 from typing import Any
 
 PRESENT_NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+PRESENT_NAMES |= {"hpc.training.predicted_samples": "hpc.logging.predicted_samples"}
 
 
 def present_name(name: str) -> str:
-    """Return a dotted name with the present name of its package."""
-    package, dot, rest = name.partition(".")
-    return f"{PRESENT_NAMES.get(package, package)}{dot}{rest}"
+    """Return a dotted name with the present name of its package or module."""
+    for former, present in PRESENT_NAMES.items():
+        if f"{name}.".startswith(f"{former}."):
+            return present + name[len(former) :]
+    return name
 
 
 class FormerNames(MetaPathFinder, Loader):
-    """Finds modules of Lightning under their former names."""
+    """Finds modules under their former names."""
 
     # Any: an old Python must be able to read this, so that hpc.run.interpreter can say that it is too old.
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.partition(".")[0] not in PRESENT_NAMES:
+        if present_name(fullname) == fullname:
             return None
         # Of a package only its first part is looked up: more would import torch.
         name = present_name(fullname) if "." in fullname else "lightning"

@@ -14,8 +14,10 @@ from typing import NoReturn
 from omegaconf import DictConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
-from hpc.config import library, preflight
+from hpc.config import library
 from hpc.config.errors import ExitCode
+from hpc.config.parse import parse
+from hpc.config.sections import Config
 from hpc.launch import node_checks, placement
 from hpc.run import command_line, directory
 from hpc.run.claim import Claim
@@ -42,7 +44,7 @@ class Attempt:
         keep_config: on rank 0, writes the config of this attempt into the run directory, if it differs from the run's.
     """
 
-    cfg: DictConfig
+    cfg: Config
     run_dir: Path
     process: RankProcess
     number: int
@@ -64,7 +66,7 @@ class Attempt:
 
 
 @contextmanager
-def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
+def run_attempt(node: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     """Check the config, bring the ranks together, make the run directory, and watch over the body of the `with`.
 
     An attempt that stops to be continued exits with `ExitCode.CONTINUE`.
@@ -72,8 +74,8 @@ def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     Raises:
         ConfigError: on every rank; nothing was written.
     """
-    node_checks.count_auto_devices(cfg)
-    preflight.check_rules(cfg)
+    node_checks.count_auto_devices(node)
+    cfg = parse(node)
     node_checks.check_launch(cfg, process.place, environ=environ)
     try:
         with _begin_watched(cfg, process) as run:
@@ -93,11 +95,9 @@ def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
 
 
 @contextmanager
-def _begin_watched(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
+def _begin_watched(cfg: Config, process: RankProcess) -> Iterator[Attempt]:
     """Begin the attempt on all ranks. If one of them fails or hangs, its watchdog ends all of them soon."""
     place, signals = process.place, process.signals
-    # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine.
-    environ.setdefault("GOMP_SPINCOUNT", "1000")
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)
@@ -106,7 +106,7 @@ def _begin_watched(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     )
     is_frozen = command_line.resume_directory(process.arguments) is not None
     start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
-    run_dir = Path(cfg.run_dir)
+    run_dir = cfg.run_path
     watch = Watchdog(
         run_dir,
         start.claim,
@@ -131,7 +131,7 @@ def _begin_watched(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
         )
 
 
-def _prepare_libraries(cfg: DictConfig) -> None:
+def _prepare_libraries(cfg: Config) -> None:
     """Import the large libraries once the watchdog runs, set the precision of matmuls, and seed."""
     import lightning
     import torch
@@ -144,7 +144,7 @@ def _prepare_libraries(cfg: DictConfig) -> None:
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
-def _exit_stopped(cfg: DictConfig, process: RankProcess, stopped: Stopped) -> NoReturn:
+def _exit_stopped(cfg: Config, process: RankProcess, stopped: Stopped) -> NoReturn:
     """Print where the run stopped and how to continue it, and exit with the code of the outcome."""
     place, is_continued = process.place, stopped.outcome == "continue"
     is_interrupted = stopped.why == INTERRUPTED

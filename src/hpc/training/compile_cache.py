@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from hpc.config.errors import ConfigError
-from hpc.data import staging
+from hpc.packed import staging
 from hpc.run import directory
 from hpc.system import home, private_folder
 

@@ -1,19 +1,16 @@
 """Bring the ranks together, make the run directory, and begin an attempt."""
 
-import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from hpc.config import compose
 from hpc.config.errors import ConfigError, RunFinished
+from hpc.config.sections import Config
 from hpc.launch import meeting, placement
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
-from hpc.run import claim, directory, frozen_config, restarts
+from hpc.run import directory, frozen_config, restarts
 from hpc.training import starting_point
 from hpc.training.starting_point import AttemptStart
 
@@ -21,7 +18,7 @@ CHECKPOINT_READ_SECONDS = 1800  # that ranks may take to look through the files 
 
 
 def begin_attempt(
-    cfg: DictConfig, place: Placement, *, new_run_dir: Path, is_frozen: bool, environ: MutableMapping[str, str]
+    cfg: Config, place: Placement, *, new_run_dir: Path, is_frozen: bool, environ: MutableMapping[str, str]
 ) -> AttemptStart:
     """Bring the ranks together, reject what differs between them, make one run directory for all, and claim it.
 
@@ -61,7 +58,7 @@ def begin_attempt(
         check_agreement(answers)
         cfg.run_dir = answers[0]["run_dir"]
     return starting_point.claim_and_find_checkpoint_on_all_ranks(
-        Path(cfg.run_dir),
+        cfg.run_path,
         place,
         hosts=list(dict.fromkeys(rank["host"] for rank in facts_of_ranks)),
         store=store,
@@ -70,7 +67,7 @@ def begin_attempt(
     )
 
 
-def _open_local_store(cfg: DictConfig, *, is_child: bool, environ: MutableMapping[str, str]) -> Any:
+def _open_local_store(cfg: Config, *, is_child: bool, environ: MutableMapping[str, str]) -> Any:
     """Return the store of ranks that Lightning starts on this machine; None for one process alone.
 
     The process that starts the others serves it. Lightning itself would look for a free port, and hope that it is
@@ -85,7 +82,7 @@ def _open_local_store(cfg: DictConfig, *, is_child: bool, environ: MutableMappin
 
 
 def _make_or_check_run_dir(
-    cfg: DictConfig, place: Placement, *, is_first: bool, is_chosen: bool, environ: Mapping[str, str]
+    cfg: Config, place: Placement, *, is_first: bool, is_chosen: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Make the run directory on rank 0 in the first round; in the second, check on each other node that it can write.
 
@@ -95,28 +92,24 @@ def _make_or_check_run_dir(
     answer: dict[str, Any] = {"rejected": None}
     try:
         if is_first and place.rank == 0:
-            _make_run_dir(cfg, Path(cfg.run_dir), is_chosen=is_chosen, environ=environ)
+            _make_run_dir(cfg, cfg.run_path, is_chosen=is_chosen, environ=environ)
         elif not is_first and place.rank and not place.local_rank:
-            directory.create_run_dir(Path(cfg.run_dir), group_readable=cfg.group_readable, is_made=True)
-        directory.set_umask(cfg.group_readable)
+            directory.create_run_dir(cfg.run_path, is_made=True)
     except ConfigError as error:
         answer = {"rejected": error.parts(), "finished": isinstance(error, RunFinished)}
     return answer | {"run_dir": cfg.run_dir}
 
 
-def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
+def _make_run_dir(cfg: Config, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
     """Make the run directory if it is missing, and return its path. Raises `ConfigError` if it cannot be used."""
     if not is_chosen:
-        words, claimant = compose.select_overrides(sys.argv[1:]), claim.claimant_record(environ)
-        path = directory.reserve_run_dir(
-            path,
-            group_readable=cfg.group_readable,
-            is_own=lambda folder: restarts.is_restart(folder, words, claimant=claimant),
-        )
+        restarts.reject_unnamed_restart(path, environ)
+        path = directory.reserve_run_dir(path)
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():
         directory.reject_foreign_files(path, directory.TRAINING_FILES)
-    directory.create_run_dir(path, group_readable=cfg.group_readable)
-    restarts.reject_finished(path, cfg)
-    frozen_config.reject_changed_training(path, cfg)  # before there is an attempt, whose failure would be the run's
+    directory.create_run_dir(path)
+    restarts.reject_finished(path, cfg.node)
+    # Before there is an attempt, whose failure would be the run's.
+    frozen_config.reject_changed_training(path, cfg.node)
     return path

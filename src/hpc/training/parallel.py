@@ -14,7 +14,8 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import Optimizer
 
 from hpc.config.errors import ConfigError
-from hpc.config.section_rules import SKIPPING_NEEDS_FUSED
+from hpc.config.rules import SKIPPING_NEEDS_FUSED
+from hpc.logging.gradient_norm import deepspeed_norm
 from hpc.state.holder_fields import GRADIENT_NORM, SKIPS_NOT_FINITE
 
 
@@ -25,7 +26,7 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: fl
     `faults.nonfinite=skip` the optimizers leave out a step whose norm is NaN or infinite. DeepSpeed clips its gradients
     itself, to `trainer.gradient_clip_val`; there the norm of the step before is returned.
     """
-    if (norm := _deepspeed_norm(module)) is not None:
+    if (norm := deepspeed_norm(module)) is not None:
         return norm
     groups = _group_by_mesh(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
@@ -76,20 +77,6 @@ def require_clip_gradients(module: L.LightningModule) -> None:
         raise ConfigError(
             "faults.nonfinite", "skip", rule, f"faults.nonfinite=stop or rollback, or that method in {name}"
         )
-
-
-def last_gradient_norm(module: L.LightningModule) -> Tensor | None:
-    """Return the gradient norm of the last step, a scalar; None before the first, or if the module clips by itself."""
-    norm = _deepspeed_norm(module)
-    return getattr(module, GRADIENT_NORM, None) if norm is None else norm
-
-
-def _deepspeed_norm(module: L.LightningModule) -> Tensor | None:
-    """Return the gradient norm that DeepSpeed reports for its last step; None under another strategy."""
-    engine: Any = module.trainer.model
-    if not hasattr(engine, "get_global_grad_norm"):
-        return None
-    return torch.as_tensor(engine.get_global_grad_norm() or 0.0, device=module.device)
 
 
 def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpc.checkpoint import trained
-from hpc.config import build, compose, preflight
+from hpc.config import arguments, build, compose, parse
 from hpc.config.errors import ConfigError
 from hpc.run import frozen_config
 
@@ -14,7 +14,7 @@ from hpc.run import frozen_config
 def made(run_dir: Path, *words: str) -> torch.nn.Module:
     """Return a run, and the module whose weights it has saved."""
     cfg = compose.compose_overrides([f"run_dir={run_dir}", *words])
-    preflight.check_config(cfg)
+    arguments.check_files(parse.parse(cfg))
     (run_dir / "checkpoints").mkdir(parents=True)
     frozen_config.create_or_replace(run_dir, cfg, words=words)
     return build.build(cfg.model)

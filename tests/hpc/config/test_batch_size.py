@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from hpc.config import batch_size, preflight
+from hpc.config import batch_size, parse
 from hpc.config.build import build_data
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
-from hpc.config.sections import derive_layout
+from hpc.config.layout import derive_layout
 
 ON_FOUR = ["strategy=ddp", "trainer.devices=4", "trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"]
 
 
 def composed(*words: str) -> Any:
     cfg = compose_overrides([*ON_FOUR, *words])
-    batch_size.check_batch_size(cfg)
+    parse.raise_problems(batch_size.a_batch_can_be_shared(cfg.data, cfg.trainer, cfg.strategy))
     return cfg
 
 
@@ -60,6 +60,6 @@ def test_neither_is_what_the_loaders_say() -> None:
     assert derive_layout(composed("data.global_batch_size=null")).micro_batch_size is None
 
 
-def test_the_rule_is_one_of_the_preflight() -> None:
+def test_the_rule_is_one_of_the_list() -> None:
     with pytest.raises(ConfigError, match="must not be given beside"):
-        preflight.check_rules(compose_overrides(["data.batch_size=8"]))
+        parse.parse(compose_overrides(["data.batch_size=8"]))

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from fork import ANSWERS
 
-import hpc.configs
-from hpc.config import command_parser, compose, personal_clusters, preflight, project, typed_words
+from hpc.config import arguments, command_parser, compose, defaults, parse, personal_clusters, project, typed_words
 from hpc.config.errors import ConfigError
 
 SHIPPED = {file.stem for file in (project.CONFIGS / "cluster").glob("*.yaml")}
@@ -50,9 +49,8 @@ def test_help_lists_them_in_one_line(configs: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_copy_of_a_jobs_code_has_the_defaults_that_lie_in_it(configs: Path) -> None:
-    folder = configs.parent / "src" / "hpc" / "configs"
-    shutil.copytree(Path(hpc.configs.__file__).parent, folder)
-    file = folder / "cluster" / "base.yaml"
+    defaults.write(configs)
+    file = configs / "cluster" / "base.yaml"
     file.write_text(file.read_text().replace("rendezvous_seconds: 300", "rendezvous_seconds: 301"))
     assert cluster(configs, "cluster=slurm").rendezvous_seconds == 301
     assert cluster(project.CONFIGS, "cluster=slurm").rendezvous_seconds == 300
@@ -65,7 +63,9 @@ def test_a_cluster_has_the_name_of_its_file(configs: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "word", "personal"])
-def test_setup_is_a_file_of_its_own(place: str, configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_clusters_do_not_have_is_rejected(
+    place: str, configs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["cluster=mine"]
     if place == "file":
         with (configs / "cluster" / "mine.yaml").open("a") as file:
@@ -75,8 +75,8 @@ def test_setup_is_a_file_of_its_own(place: str, configs: Path, monkeypatch: pyte
     else:
         (configs / "clusters.yaml").write_text("mine: {setup: [module load a]}\n")
         monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", configs / "clusters.yaml")
-    with pytest.raises(ConfigError, match=r"cluster\.setup: This key was one of earlier versions.*\n.*a file NAME\.sh"):
-        preflight.check_config(compose.compose_overrides(words, configs=configs))
+    with pytest.raises(ConfigError, match=r"setup must be (one of the keys of clu|a group or a key|a key of a clu)"):
+        arguments.check_files(parse.parse(compose.compose_overrides(words, configs=configs)))
 
 
 def test_a_searched_folder_comes_last(configs: Path, tmp_path: Path) -> None:

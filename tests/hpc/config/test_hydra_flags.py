@@ -53,7 +53,12 @@ def test_a_part_of_the_config_is_printed(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("info", "words"),
-    [("defaults", "resnet_digits"), ("defaults-tree", "data: digits"), ("searchpath", "hpc"), ("config", "trainer:")],
+    [
+        ("defaults", "resnet_digits"),
+        ("defaults-tree", "data: digits"),
+        ("searchpath", "structured://"),
+        ("config", "trainer:"),
+    ],
 )
 def test_info_is_hydras(info: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in printed(capsys, "--info", info, "trainer=cpu")

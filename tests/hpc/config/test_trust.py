@@ -13,7 +13,7 @@ from fork import PACKAGE
 from omegaconf import DictConfig
 
 from hpc.checkpoint import trained
-from hpc.config import build, compose, preflight, project, trust
+from hpc.config import arguments, build, compose, parse, project, trust
 from hpc.config.errors import ConfigError
 from hpc.run import command_line, frozen_config
 
@@ -21,7 +21,7 @@ from hpc.run import command_line, frozen_config
 @pytest.fixture(scope="module")
 def cfg() -> DictConfig:
     cfg = compose.compose_overrides([])
-    preflight.check_config(cfg)
+    arguments.check_files(parse.parse(cfg))
     return cfg
 
 

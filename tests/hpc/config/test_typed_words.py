@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import compose, preflight
+from hpc.config import arguments, compose, parse
 from hpc.config.errors import ConfigError
 from hpc.plan.setup import setup_from_config
 
@@ -16,7 +16,7 @@ TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 
 def checked(*words: str) -> DictConfig:
     cfg = compose.compose_overrides(list(words))
-    preflight.check_config(cfg)
+    arguments.check_files(parse.parse(cfg))
     return cfg
 
 
@@ -112,7 +112,7 @@ def test_only_a_process_that_trains_counts_the_devices_of_this_machine(monkeypat
 
     cfg = compose.compose_overrides(["trainer=gpu", "trainer.accelerator=auto", "trainer.devices=-1"])
     with pytest.raises(ConfigError, match=r"trainer\.devices must be a number here") as caught:
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
     assert caught.value.fix.startswith("trainer.devices=<devices per node>")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from hpc.config import compose, conversion, freezing, preflight
+from hpc.config import arguments, compose, conversion, freezing, parse
 from hpc.config.errors import ConfigError, _as_config_error
 from hpc.plan import run_plan, trace_cache
 from hpc.run import directory
@@ -49,20 +49,20 @@ def keys(cfg: DictConfig) -> list[str]:
 
 
 def train(cfg: DictConfig) -> None:
-    preflight.check_rules(cfg)
-    preflight.check_and_fill_from_files(cfg)
+    parse.parse(cfg)
+    arguments.check_files(parse.parse(cfg))
     freezing.to_frozen_yaml(cfg)
 
 
 def submit(cfg: DictConfig) -> None:
-    preflight.check_job(cfg)
-    preflight.check_and_fill_from_files(cfg)
+    parse.parse(cfg, for_job=True)
+    arguments.check_files(parse.parse(cfg))
     cfg.run_dir = str(directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     scripts.render_script(scripts.make_job(cfg, run_dir=Path(cfg.run_dir), program="train.py"), cfg)
 
 
 def plan(cfg: DictConfig) -> None:
-    run_plan.plan_run(cfg, [], own={})
+    run_plan.plan_run(cfg, [])
 
 
 def is_right_or_a_sentence(cfg: DictConfig, program: Callable[[DictConfig], None], key: str, value: Any) -> bool:
@@ -80,12 +80,11 @@ def is_right_or_a_sentence(cfg: DictConfig, program: Callable[[DictConfig], None
 
 @pytest.fixture
 def no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_traces(cfg: DictConfig, setups: list[Any]) -> Any:
-        for setup in setups:
-            trace_cache._trace_request(cfg, setup)
+    def load_trace(cfg: DictConfig, setup: Any) -> Any:
+        trace_cache._trace_request(cfg, setup)
         raise trace_cache.TracingError("not here")
 
-    monkeypatch.setattr(trace_cache, "load_traces", load_traces)
+    monkeypatch.setattr(trace_cache, "load_trace", load_trace)
 
 
 @pytest.mark.usefixtures("no_trace")
@@ -110,4 +109,4 @@ def test_drawn_types(count: int, cfg: DictConfig) -> None:
 def test_a_check_function_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     node = OmegaConf.create({"model": {"_check_": "hpc.nothing.check", "a": 1}})
     with pytest.raises(ConfigError, match=r"model must have values that hpc\.nothing\.check can check: ModuleNotFound"):
-        preflight._run_check_functions(node.model, node)
+        arguments._run_check_functions(node.model, node)

@@ -17,7 +17,8 @@ from test_data import built, make_images
 from test_move import compose, moving, run  # noqa: F401
 
 from hpc.config.errors import ConfigError
-from hpc.data import same_data, token_files
+from hpc.data import same_data
+from hpc.packed import token_files
 from hpc.resume import changed_hyperparameters
 from hpc.run import changes, command_line, frozen_config
 
@@ -126,7 +127,7 @@ def test_tokens_are_recognized_by_the_notes_of_their_packing(
     checksum: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = {"checksum": "one", "tokens": 100, "vocab_size": 64, "bytes_per_token": 1.0, "tokenizer": "t"}
-    monkeypatch.setattr(token_files, "read_metadata", lambda file: noted)
+    monkeypatch.setattr(token_files, "read_token_notes", lambda file: noted)
     np.save(tmp_path / "tokens.npy", np.arange(100))
     before = token_files.text_checksum([str(tmp_path / "tokens.npy")])
     noted["checksum"] = checksum
@@ -226,7 +227,7 @@ def test_a_changed_learning_rate_takes_effect(
     assert f"{LR}: 0.003 -> 0.03" in output
     start(tmp_path / "run", ranks, [])
     start(tmp_path / "other", ranks, [*words, f"{LR}=0.03"])
-    first, rates = scalars(tmp_path / "other", "lr"), scalars(tmp_path / "run", "lr")
+    first, rates = scalars(tmp_path / "other", "step/lr"), scalars(tmp_path / "run", "step/lr")
     assert rates == pytest.approx([lr / 10 if step < 5 else lr for step, lr in enumerate(first)], rel=1e-6)
 
 

@@ -32,8 +32,8 @@ from torch.utils.data import (
 from hpc.config.errors import ConfigError
 from hpc.data import loader_agreement, noted_batches, shared_loaders
 from hpc.data.data_module import DataModule
+from hpc.predict import rest_of_loader
 from hpc.state import batch_effects
-from hpc.training import predictions
 
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
 NUMBERS = list(range(50))
@@ -675,7 +675,7 @@ def test_a_prediction_knows_the_samples_of_each_batch(num_ranks: int) -> None:
             loader, RunningStage.PREDICTING, rank=rank, num_ranks=num_ranks, is_single_process=num_ranks == 1
         )[0]
         for number, batch in enumerate(shared):
-            assert predictions.sample_indices(shared, number) == batch.tolist()
+            assert rest_of_loader.sample_indices(shared, number) == batch.tolist()
             seen += batch.tolist()
     assert sorted(seen) == NUMBERS
-    assert predictions.sample_indices([torch.zeros(3)], 0) is None  # not a DataLoader
+    assert rest_of_loader.sample_indices([torch.zeros(3)], 0) is None  # not a DataLoader

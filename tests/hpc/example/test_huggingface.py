@@ -95,7 +95,7 @@ def test_other_files_are_rejected_on_the_login_node(names: list[str], message: s
         (tmp_path / name).write_text("a")
     node = OmegaConf.create({"files": [str(tmp_path / name) for name in names], "tokenizer": str(tmp_path)})
     with pytest.raises(ConfigError, match=message):
-        file_checks.check_local_text(node, OmegaConf.create())
+        file_checks.check_local_text(node, OmegaConf.create({"model": {}}))
     with pytest.raises(ConfigError, match=message):
         text.LocalText([*node.files], tokenizer=str(tmp_path))
 
@@ -105,19 +105,19 @@ def test_a_folder_without_a_tokenizer_is_noted_and_a_missing_one_is_rejected(
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}')
     node = OmegaConf.create({"files": str(tmp_path / "a.jsonl"), "tokenizer": str(tmp_path)})
-    file_checks.check_local_text(node, OmegaConf.create())
+    file_checks.check_local_text(node, OmegaConf.create({"model": {}}))
     assert capsys.readouterr().err == f"note: {tmp_path} has no tokenizer: bytes are the tokens\n"
     (tmp_path / "vocab.txt").touch()
-    file_checks.check_local_text(node, OmegaConf.create())
+    file_checks.check_local_text(node, OmegaConf.create({"model": {}}))
     assert capsys.readouterr().err == ""
     (tmp_path / "vocab.txt").unlink()
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    file_checks.check_local_text(node, OmegaConf.create())
+    file_checks.check_local_text(node, OmegaConf.create({"model": {}}))
     assert capsys.readouterr().err == ""
     node.tokenizer = "/absent"
     with pytest.raises(ConfigError, match=r"data\.tokenizer must be a local folder"):
-        file_checks.check_local_text(node, OmegaConf.create())
+        file_checks.check_local_text(node, OmegaConf.create({"model": {}}))
     with pytest.raises(ConfigError, match=r"data\.tokenizer must be a local folder"):
         text.LocalText(node.files, tokenizer="/absent")
     file_checks.check_local_text(node, OmegaConf.create({"model": {"folder": "/absent"}}))  # for the model's check

@@ -15,11 +15,14 @@ from test_job import NEEDS, Node, composed, node  # noqa: F401 - a fixture
 from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
 
 from hpc.config import project
+from hpc.config.parse import parse
 from hpc.jobs import job, pbs, slurm
+from hpc.jobs.print_bash import SOURCED_FILES
 
 MOST = 40  # lines, few enough to be read in one go
 WORK = Path("/home/ana")
-FILES = {"slurm": "src/hpc/jobs/slurm.bash", "pbs": "src/hpc/jobs/pbs.bash"}
+FILES = {scheduler: [f"src/hpc/jobs/{file}" for file in files] for scheduler, files in SOURCED_FILES.items()}
+EACH_FILE = sorted({file for files in FILES.values() for file in files})
 SCHEDULERS = {
     file.stem: scheduler
     for file in sorted((project.CONFIGS / "cluster").glob("*.yaml"))
@@ -28,17 +31,16 @@ SCHEDULERS = {
 
 
 def scripts(name: str) -> dict[str, str]:
-    """Render all scripts of a cluster: for a run, for a member of a search, for submission by hand, for a node."""
+    """Render all scripts of a cluster: for a run, for a member of a search, for submission by hand."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
-    run = job.job_from_config(composed(*words), **places)
+    run = job.job_from_config(parse(composed(*words)), **places)
     search = replace(
         run, run_dir=None, members_file=WORK / "runs/s/members", num_members=9, at_once=2, is_search_trial=True
     )
-    works = {"run": run, "search": search, "by hand": job.job_from_config(composed(*words), words)}
-    if SCHEDULERS[name] == "slurm":
-        return {kind: slurm.render_job_script(work) for kind, work in works.items()}
-    return {kind: pbs.render_job_script(work) for kind, work in works.items()} | {"node": pbs.render_node_script(run)}
+    works = {"run": run, "search": search, "by hand": job.job_from_config(parse(composed(*words)), words)}
+    render = slurm.render_job_script if SCHEDULERS[name] == "slurm" else pbs.render_job_script
+    return {kind: render(work) for kind, work in works.items()}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -46,7 +48,7 @@ def test_a_person_reads_each_script_in_one_go(name: str) -> None:
     for kind, text in scripts(name).items():
         lines = text.splitlines()
         assert len(lines) <= MOST, f"{kind}: {len(lines)} lines\n{text}"
-        sourced = FILES[SCHEDULERS[name]] if kind != "by hand" else f"hpc.jobs.print_bash {SCHEDULERS[name]}.bash"
+        sourced = "src/hpc/jobs/" if kind != "by hand" else f"hpc.jobs.print_bash {SCHEDULERS[name]})"
         assert sum(sourced in line and "source " in line for line in lines) == 1
 
 
@@ -55,7 +57,7 @@ def test_the_scripts_of_slurm_are_as_short() -> None:
     assert kept and max(kept.values()) <= MOST, kept
 
 
-@pytest.mark.parametrize("file", FILES.values())
+@pytest.mark.parametrize("file", EACH_FILE)
 def test_what_is_sourced_only_defines_functions(file: str) -> None:
     """Check that sourcing runs no command that could fail halfway: the script alone decides the order."""
     said = subprocess.run(
@@ -69,14 +71,14 @@ def test_what_is_sourced_only_defines_functions(file: str) -> None:
     assert [line for line in outside.splitlines() if line and not line.startswith("#")] == ["{", "}"]
 
 
-@pytest.mark.parametrize("file", FILES.values())
+@pytest.mark.parametrize("file", EACH_FILE)
 def test_of_a_file_that_was_cut_off_bash_runs_nothing(file: str, tmp_path: Path) -> None:
     """Check that bash executes nothing in a truncated file.
 
     Cut to `set`, set_rank_environment would print all variables, secrets included.
     """
     text = (REPO / file).read_text()
-    words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|exit_)", text)]
+    words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|exit_|print_)", text)]
     assert words
     for end in sorted({*words, *range(0, len(text) - 1, 199), len(text) - 2}):
         (tmp_path / "cut").write_text(text[:end])
@@ -99,7 +101,7 @@ def damage(path: Path) -> dict[str, Callable[[], object]]:
         "cut after a function": lambda: path.write_text(text[: ends[len(ends) // 2]]),
         "cut after all functions": lambda: path.write_text(text[: ends[-2]]),
         "cut in the last line": lambda: path.write_text(text[:-2]),
-        "no bash": lambda: path.write_text(text.replace("case ", "case (", 1)),
+        "no bash": lambda: path.write_text(text.replace("local ", "local (", 1)),
         "with a block of zeros": lambda: path.write_bytes(text[:2048].encode() + bytes(2048) + text[4096:].encode()),
     }
 
@@ -108,28 +110,29 @@ KINDS = ("missing", "empty", "cut in a function", "cut after a function", "cut a
          "cut in the last line", "no bash", "with a block of zeros")  # fmt: skip
 
 
+DAMAGED = "a file of {}/src/hpc/jobs is missing or damaged; if the run was moved, type: python submit.py resume=FOLDER"
+
+
+@pytest.mark.parametrize("file", FILES["slurm"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_slurm_it_is_rejected_in_one_message(kind: str, node: Node) -> None:  # noqa: F811
-    path = node.run_dir / "code" / FILES["slurm"]
-    damage(path)[kind]()
+def test_of_slurm_it_is_rejected_in_one_message(kind: str, file: str, node: Node) -> None:  # noqa: F811
+    damage(node.run_dir / "code" / file)[kind]()
     assert node.run() == 2 and not node.noted("srun.argv") and not node.noted("requeued")
-    moved = "if the run was moved, type: python submit.py resume=FOLDER"
-    assert node.said == f"job.sh: error: {path} is missing or damaged; {moved}\n"
+    assert node.said == f"job.sh: error: {DAMAGED.format(node.run_dir / 'code')}\n"
     assert not (node.run_dir / "stalled").exists()
 
 
+@pytest.mark.parametrize("file", FILES["pbs"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_pbs_it_is_rejected_in_one_message(kind: str, cluster: Pbs) -> None:  # noqa: F811
+def test_of_pbs_it_is_rejected_in_one_message(kind: str, file: str, cluster: Pbs) -> None:  # noqa: F811
     cluster.share(cluster.code, 0.05)
-    path = cluster.code / FILES["pbs"]
-    damage(path)[kind]()
+    damage(cluster.code / file)[kind]()
     (cluster.run_dir / "job.sh").write_text(pbs.render_job_script(cluster.job))
-    (cluster.run_dir / "node.sh").write_text(pbs.render_node_script(cluster.job))
-    for script in (["job.sh"], ["node.sh", cluster.run_dir, cluster.home]):
-        command = ["bash", cluster.run_dir / script[0], *script[1:]]
+    for words in ([], ["rank", cluster.run_dir, "17", "0", "p1", "1"]):
+        command = ["bash", cluster.run_dir / "job.sh", *words]
         done = subprocess.run(command, env=cluster.environ(), capture_output=True, text=True, timeout=30)
-        assert done.returncode == 2 and not done.stdout
-        assert done.stderr.startswith(f"job.sh: error: {path} is missing or damaged; ") and done.stderr.count("\n") == 1
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"job.sh: error: {DAMAGED.format(cluster.code)}\n"
     assert not (cluster.home / "tasks").exists()
 
 
@@ -148,20 +151,20 @@ def test_elsewhere_a_script_that_anybody_submits_says_where_to(scheduler: str, t
 
 def test_what_slurm_jobs_source_may_change_while_they_run(node: Node) -> None:  # noqa: F811
     """Change the file in place, as an editor or a copy does; bash has already read all of it."""
-    path = node.run_dir / "code" / FILES["slurm"]
+    path = node.run_dir / "code" / FILES["slurm"][1]
     verdict = shlex.quote(str(node.run_dir / "verdict"))
     ranks = f"echo 'outcome continue' >{verdict}; echo 'exit 77; }} exit 77' >{shlex.quote(str(path))}; exit 85"
     assert node.run(SRUN=ranks) == 0 and node.noted("requeued") == ["17"], node.said
 
 
 def test_what_pbs_jobs_source_may_change_while_they_run(cluster: Pbs) -> None:  # noqa: F811
-    path = cluster.code / FILES["pbs"]
+    path = cluster.code / FILES["pbs"][1]
     cluster.behaviour(f"time.sleep(0.5)\nopen({str(path)!r}, 'w').write('exit 77')\n{FINISH}")
     assert cluster.run() == 0, cluster.log()
 
 
 def test_variables_of_the_shell_that_submits_are_not_those_of_the_script(node: Node) -> None:  # noqa: F811
-    text = (REPO / FILES["slurm"]).read_text()
+    text = "".join((REPO / file).read_text() for file in FILES["slurm"])
     names = {*re.findall(r"\b([a-z_]+)=", text), "members", "name", "work_dir", "retries"} - {"code"}
     assert {"stalled", "earlier", "ranks"} < names
     assert node.run(outcome="continue", code=85, **dict.fromkeys(names, "17")) == 0, node.said
@@ -186,13 +189,13 @@ def test_a_launcher_may_be_any_bash_that_ends_in_srun(launcher: str, node: Node)
 
 def test_a_run_of_a_search_asks_once_before_its_ranks(node: Node) -> None:  # noqa: F811
     work = replace(node.work, is_search_trial=True)
-    node.program("python", '[ "$2" = --ask ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
+    node.program("python", '[ $2 = --draw ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
     (node.run_dir / "rejects").touch()
     assert node.run(work) == 1 and not node.noted("srun.argv"), node.said
     (node.run_dir / "rejects").unlink()
     for _ in range(2):
         assert node.run(work, outcome="continue", code=85) == 0, node.said
-    assert node.noted("python.argv") == [f"{node.run_dir}/code/tools/search.py {node.run_dir}"] * 2
+    assert node.noted("python.argv") == [f"{node.run_dir}/code/submit.py {node.run_dir}"] * 2
 
 
 def test_a_name_is_a_word_in_a_script_too(node: Node, tmp_path: Path) -> None:  # noqa: F811

@@ -20,6 +20,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}
 OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 PALS = {"PALS_RANKID": "5", "PMI_SIZE": "8", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PMI_RANK": "5"}
+TMRSH = {"HPC_RANK": "5", "HPC_WORLD_SIZE": "8", "HPC_LOCAL_RANK": "1", "HPC_LOCAL_WORLD_SIZE": "4"}
 SRUN = Placement("srun", 5, 8, 1, 4, "n08", "3")
 ALONE = Placement("none", 0, 1, 0, 1)
 
@@ -35,12 +36,13 @@ ALONE = Placement("none", 0, 1, 0, 1)
         (OPEN_MPI, Placement("mpiexec (Open MPI)", 5, 8, 1, 4)),
         (MPICH, Placement("mpiexec (MPICH)", 5, 8, 1, 4)),
         (PALS, Placement("mpiexec (PALS)", 5, 8, 1, 4)),
+        (TMRSH | {"MASTER_ADDR": "n08"}, Placement("pbs_tmrsh", 5, 8, 1, 4, "n08")),
         (JOB, ALONE),  # the batch shell has a SLURM_PROCID, too
         ({}, ALONE),
         ({"RANK": "0", "WORLD_SIZE": "1"}, ALONE),
         ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, Placement("none", 1, 1, 0, 1)),  # Lightning's child prints nothing
     ],
-    ids="srun leaked pmi2 torchrun srun-torchrun openmpi mpich pals batch nothing one child".split(),  # noqa: SIM905
+    ids="srun leaked pmi2 torchrun srun-torchrun openmpi mpich pals tmrsh batch nothing one child".split(),  # noqa: SIM905
 )
 def test_the_launcher_tells_a_process_its_place(environ: dict, place: Placement) -> None:
     assert placement.read_placement(environ) == place

@@ -1,78 +1,68 @@
-"""Check that ranks find the store of their own launch and join no other, whatever listens on the node."""
+"""Check that ranks meet at the store of their own launch and join no other, whatever listens on the node."""
 
 import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 from fork import free_port
 
-from hpc.config.errors import ConfigError
-from hpc.launch import meeting, placement, rendezvous
+from hpc.config import errors
+from hpc.config.errors import ConfigError, ExitCode, StartFailed
+from hpc.launch import meeting, placement
 from hpc.launch.placement import Placement
-from hpc.launch.rendezvous import LaunchIdentity, PortServer
 
 FIRST = Placement("srun", 0, 8, 0, 4, "n08", "3")
 SIXTH = Placement("srun", 5, 8, 1, 4, "n08", "3")
 HERE = [Placement("mpiexec (MPICH)", rank, 2, rank, 2) for rank in (0, 1)]
 
 
-def identity(place: Placement, **environ: str) -> LaunchIdentity:
-    return LaunchIdentity.from_environ(place, environ)
+def key(place: Placement, **environ: str) -> str:
+    return meeting.launch_key(place, environ)
 
 
-def test_ports_are_common_to_the_ranks_of_one_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = identity(FIRST, SLURM_JOB_ID="17")
-    assert identity(SIXTH, SLURM_JOB_ID="17") == one
-    assert set(one.ports) <= set(range(10000, 30000)) and len(set(one.ports)) > 30
+def test_a_key_is_common_to_the_ranks_of_one_launch_alone() -> None:
+    one = key(FIRST, SLURM_JOB_ID="17")
+    assert key(SIXTH, SLURM_JOB_ID="17") == one
     others = [
-        identity(SIXTH, SLURM_JOB_ID="17", SLURM_RESTART_COUNT="1"),
-        identity(SIXTH, SLURM_JOB_ID="18"),
-        identity(Placement("srun", 5, 8, 1, 4, "n08", "4"), SLURM_JOB_ID="17"),
-        identity(Placement("srun", 1, 2, 1, 2, "n08", "3"), SLURM_JOB_ID="17"),
+        key(SIXTH, SLURM_JOB_ID="17", SLURM_RESTART_COUNT="1"),
+        key(SIXTH, SLURM_JOB_ID="18"),
+        key(Placement("srun", 5, 8, 1, 4, "n08", "4"), SLURM_JOB_ID="17"),
+        key(Placement("srun", 1, 2, 1, 2, "n08", "3"), SLURM_JOB_ID="17"),
+        key(SIXTH, SLURM_JOB_ID="17", MASTER_PORT="5"),
     ]
-    assert len({other.key for other in [one, *others]}) == len({other.ports[0] for other in [one, *others]}) == 5
-    keys = [identity(HERE[rank], PBS_JOBID="17.server", PBS_JOBCOOKIE=cookie).key for cookie in "ab" for rank in (0, 1)]
+    assert len({*others, one}) == len({meeting.derive_port(other) for other in [*others, one]}) == 6
+    assert all(10000 <= meeting.derive_port(other) < 30000 for other in others)
+    keys = [key(HERE[rank], PBS_JOBID="17.server", PBS_JOBCOOKIE=cookie) for cookie in "ab" for rank in (0, 1)]
     assert keys[0] == keys[1] != keys[2] == keys[3], "PBS has started the job again"
-    assert identity(SIXTH, SLURM_JOB_ID="17", MASTER_PORT="5").ports[0] == 5
-    monkeypatch.setattr(sys, "argv", ["train.py", "seed=2"])
-    assert identity(SIXTH, SLURM_JOB_ID="17").command != one.command
 
 
 def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     for parent in (17, 18):
-        monkeypatch.setattr(rendezvous.os, "getppid", lambda parent=parent: parent)
-        keys.append((identity(HERE[0]).key, identity(HERE[1], MASTER_PORT="5").key))
+        monkeypatch.setattr(meeting.os, "getppid", lambda parent=parent: parent)
+        keys.append((key(HERE[0]), key(HERE[1], MASTER_PORT="5")))
     assert keys[0][0] != keys[1][0] and keys[0][1] == keys[1][1]
 
 
-@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", "", " 5"])
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", " 5"])
 def test_an_exported_port_that_is_none_is_rejected(port: str) -> None:
-    if port:
-        with pytest.raises(ConfigError, match="must be a port number"):
-            identity(SIXTH, MASTER_PORT=port)
-    else:
-        assert identity(SIXTH, MASTER_PORT=port).ports[0] >= 10000
+    with pytest.raises(ConfigError, match="must be a port number"):
+        meeting.open_store(SIXTH, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, timeout_seconds=1)
+
+
+# -- With real stores --
 
 
 @pytest.fixture
-def ports() -> tuple[int, ...]:
-    return tuple(free_port() for _ in range(8))
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]:
-    """Return a function that runs another user's program at a port."""
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
+def service() -> Iterator[Callable[[str], int]]:
+    """Return a function that runs another user's program at a port, which it returns."""
     held: list[socket.socket] = []
 
-    def serve(port: int, kind: str) -> None:
-        listener = socket.create_server(("127.0.0.1", port))
+    def serve(kind: str) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
         held.append(listener)
 
         def run() -> None:
@@ -89,89 +79,85 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], No
                     return
 
         threading.Thread(target=run, daemon=True).start()
+        return listener.getsockname()[1]
 
     yield serve
     for one in held:
         one.close()
 
 
+def where(port: int, **environ: str) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environ
+
+
 @pytest.mark.parametrize("kind", ["is silent", "closes", "echoes", "greets", "answers in JSON"])
-def test_whatever_else_listens_is_passed_over(kind: str, service: Callable, ports: tuple[int, ...]) -> None:
-    service(ports[0], kind)
-    one = LaunchIdentity("one", "w", ports)
-    reception = PortServer(one, 4321, timeout_seconds=10)
-    assert reception._socket.getsockname()[1] == ports[1]
-    assert rendezvous.find_store_port(one, HERE[1], host="127.0.0.1", timeout_seconds=10) == 4321
-    assert rendezvous.find_store_port(one, HERE[0], host="127.0.0.1", timeout_seconds=10) == 4321, (
-        "each rank has its seat"
-    )
-    with pytest.raises(TimeoutError):
-        rendezvous.find_store_port(LaunchIdentity("other", "w", ports), HERE[1], host="127.0.0.1", timeout_seconds=0.3)
+def test_a_taken_port_ends_this_start_and_allows_another(
+    kind: str, service: Callable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = service(kind)
+    with pytest.raises(SystemExit) as ended, errors.exit_on_config_error(is_reporting_rank=False):
+        meeting.open_store(HERE[0], where(port), timeout_seconds=10)
+    assert ended.value.code == ExitCode.FAILED, "a job that is rejected would not start again"
+    assert f"MASTER_PORT must be free on {socket.gethostname()}, where rank 0 listens" in capfd.readouterr().err
+    if kind != "is silent":
+        with pytest.raises(ConfigError, match=r"must lead to rank 0, which rank 1 on .* did not reach within 1 s"):
+            meeting.open_store(HERE[1], where(port), timeout_seconds=1)
 
 
-def test_launches_that_look_alike_keep_their_own_ranks(ports: tuple[int, ...]) -> None:
-    a, b = LaunchIdentity("same", "seed=1", ports), LaunchIdentity("same", "seed=2", ports)
-    for one, port in ((a, 1111), (b, 2222), (a, 3333)):
-        PortServer(one, port, timeout_seconds=10)
-    assert rendezvous.find_store_port(b, HERE[1], host="127.0.0.1", timeout_seconds=10) == 2222
-    assert [rendezvous.find_store_port(a, HERE[1], host="127.0.0.1", timeout_seconds=10) for _ in range(2)] == [
-        1111,
-        3333,
-    ]
+def waits_for_nothing(rank: int, port: int) -> None:
+    meeting.GRACE_SECONDS = 1
+    meeting.open_store(HERE[1], where(port), timeout_seconds=1)
 
 
-def test_ranks_that_were_started_with_other_words_meet_to_be_told(ports: tuple[int, ...]) -> None:
-    PortServer(LaunchIdentity("same", "seed=0", ports), 1111, timeout_seconds=10)
-    begun = time.monotonic()
-    assert (
-        rendezvous.find_store_port(
-            LaunchIdentity("same", "seed=1", ports), HERE[1], host="127.0.0.1", timeout_seconds=0.9
-        )
-        == 1111
-    )
-    assert time.monotonic() - begun > 0.3
+@pytest.mark.slow
+def test_a_program_that_says_nothing_is_not_waited_for_longer(service: Callable, together: Callable) -> None:
+    assert together(waits_for_nothing, 1, service("is silent"), seconds=60) == [None], "ended by its limit"
 
 
-def test_who_asks_as_no_rank_does_hears_nothing(ports: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
-    one = LaunchIdentity("one", "w", ports)
-    PortServer(one, 4321, timeout_seconds=10)
-    for said in (b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"key": "one"}\n', b"\xff" * 5000, b"[" * 4000):
-        with socket.create_connection(("127.0.0.1", ports[0]), timeout=5) as connection:
-            connection.sendall(said)
-            with suppress(ConnectionResetError):
-                assert b"4321" not in connection.recv(100)
-    assert rendezvous.find_store_port(one, HERE[1], host="127.0.0.1", timeout_seconds=10) == 4321
+@pytest.fixture
+def first() -> Iterator[tuple[object, int]]:
+    """Rank 0 of a launch in job 17, and its port."""
+    environ = where(free_port(), SLURM_JOB_ID="17")
+    yield meeting.open_store(HERE[0], environ, timeout_seconds=20), int(environ["MASTER_PORT"])
 
 
-def test_a_rank_0_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, ...]) -> None:
-    pauses, one = [], LaunchIdentity("one", "w", ports)
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 13:
-            PortServer(one, 4321, timeout_seconds=10)
-
-    monkeypatch.setattr(rendezvous.time, "sleep", pause)
-    assert rendezvous.find_store_port(one, HERE[1], host="127.0.0.1", timeout_seconds=60) == 4321
-    assert pauses == [0.1] * 13
+def test_a_rank_of_another_launch_is_rejected_and_does_no_harm(first: tuple) -> None:
+    store, port = first
+    for words in ({"SLURM_JOB_ID": "18"}, {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, {}):
+        for place in HERE:
+            with pytest.raises(StartFailed, match="must be free"):
+                meeting.open_store(place, where(port, **words), timeout_seconds=20)
+    meeting.open_store(HERE[1], where(port, SLURM_JOB_ID="17"), timeout_seconds=20).set("met", "1")
+    assert store.get("met") == b"1"
 
 
-def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told(ports: tuple[int, ...]) -> None:
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+def test_of_two_launches_with_one_key_each_rank_has_one_seat(first: tuple) -> None:
+    _, port = first
+    meeting.open_store(HERE[1], where(port, SLURM_JOB_ID="17"), timeout_seconds=20)
+    for place in HERE:
+        with pytest.raises(StartFailed, match="must be free"):
+            meeting.open_store(place, where(port, SLURM_JOB_ID="17"), timeout_seconds=20)
+
+
+def test_a_rank_0_that_comes_late_is_found() -> None:
+    port, met = free_port(), []
+
+    def join() -> None:
+        met.append(meeting.open_store(HERE[1], where(port), timeout_seconds=60))
+
+    early = threading.Thread(target=join)
+    early.start()
+    early.join(0.5)
+    assert early.is_alive()
+    store = meeting.open_store(HERE[0], where(port), timeout_seconds=60)
+    early.join(60)
+    met[0].set("late", "1")
+    assert store.get("late") == b"1"
+
+
+def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told() -> None:
     with pytest.raises(ConfigError, match=r"must lead to rank 0, which rank 1 on .* did not reach within 0\.1 s"):
-        meeting.open_store(Placement("srun", 1, 2, 0, 1), where, timeout_seconds=0.1)
-
-
-def test_no_free_port_is_told(ports: tuple[int, ...]) -> None:
-    with (
-        socket.create_server(("127.0.0.1", ports[0])),
-        pytest.raises(ConfigError, match=r"must be free on .*, where rank 0 listens"),
-    ):
-        PortServer(LaunchIdentity("one", "w", ports[:1]), 4321, timeout_seconds=10)
-
-
-# -- With real stores --
+        meeting.open_store(Placement("srun", 1, 2, 0, 1), where(free_port()), timeout_seconds=0.1)
 
 
 @pytest.fixture
@@ -184,48 +170,43 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[os._Environ]:
     os.environ.update(before)
 
 
-def test_the_store_of_a_neighbour_is_not_joined(environ: os._Environ) -> None:
-    from torch.distributed import TCPStore  # pyright: ignore
-
-    neighbour = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environ["MASTER_PORT"] = str(neighbour.port)
-    alone = Placement("srun", 0, 1, 0, 1, "n1", "0")
-    placement.export_rank_variables(alone, environ, host_suffix="")
-    store = meeting.open_store(alone, environ, timeout_seconds=10)
-    store.set("mine", "1")
-    assert not neighbour.check(["preflight/mine"])
-    assert environ["MASTER_PORT"] != str(neighbour.port)
-
-
 def test_torchrun_must_have_its_port_for_itself(environ: os._Environ) -> None:
     from torch.distributed import TCPStore  # pyright: ignore
 
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port), "TORCHELASTIC_RUN_ID": "none"})
-    place = Placement("torchrun", 1, 2, 1, 2)
-    meeting.open_store(place, environ, timeout_seconds=10)
-    for rank, job in ((1, ""), (0, "18")):  # a rank number that is already taken, and another job
+    meeting.open_store(Placement("torchrun", 0, 2, 0, 2), environ, timeout_seconds=10)
+    meeting.open_store(Placement("torchrun", 1, 2, 1, 2), environ, timeout_seconds=10)
+    for rank, job in ((1, ""), (0, ""), (0, "18"), (1, "18")):  # a rank that is already taken, and another job
         environ["SLURM_JOB_ID"] = job
         with pytest.raises(ConfigError, match="must be a port that no other launch uses"):
             meeting.open_store(Placement("torchrun", rank, 2, rank, 2), environ, timeout_seconds=10)
 
 
-def meets(rank: int, words: list[str]) -> list[object]:
-    """Meet as one of two launches of two ranks each that share a job id."""
+def meets(rank: int, words: list[str], port: int) -> list[object]:
+    """Meet as one of two launches of two ranks each that share a job and a port; return what it has heard or met."""
     sys.argv = ["train.py", words[rank // 2]]
-    os.environ.update({"SLURM_JOB_ID": "17"})
-    place = Placement("srun", rank % 2, 2, rank % 2, 2, "n1", "0")
+    os.environ.update({"SLURM_JOB_ID": "17", "MASTER_PORT": str(port)})
+    place = Placement("srun", rank % 2, 2, rank % 2, 2, "n1", str(rank // 2) if words[0] != words[1] else "0")
     placement.export_rank_variables(place, os.environ, host_suffix="")
-    store = meeting.open_store(place, os.environ, timeout_seconds=30)
-    value = {"rank": rank % 2, "host": "n1", "words": sys.argv[1]}
-    heard = meeting.all_gather_json(store, place, topic="facts", value=value, timeout_seconds=30)
-    return [os.environ["MASTER_PORT"], *([said["rank"], said["words"]] for said in heard)]
+    try:
+        store = meeting.open_store(place, os.environ, timeout_seconds=30)
+        value = {"rank": rank % 2, "host": "n1", "words": sys.argv[1]}
+        heard = meeting.all_gather_json(store, place, topic="facts", value=value, timeout_seconds=5)
+    except ConfigError as error:
+        return [type(error).__name__]
+    return [[said["rank"], said["words"]] for said in heard]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["seed=1", "seed=2"], ["seed=1", "seed=1"]])
-def test_two_launches_at_once_with_one_name(words: list[str], together: Callable) -> None:
-    said = together(meets, 4, words)
-    for rank, (_, *heard) in enumerate(said):
-        assert heard == [[0, words[rank // 2]], [1, words[rank // 2]]]
-    assert sorted(port for port, *_ in said) == sorted([said[0][0], said[2][0]] * 2) and said[0][0] != said[2][0]
+def test_of_two_launches_at_one_port_one_starts_and_none_is_mixed(words: list[str], together: Callable) -> None:
+    said = together(meets, 4, words, free_port())
+    if words[0] != words[1]:
+        launches = [said[:2], said[2:]]
+        (started,) = (number for number in (0, 1) if launches[number][0] != ["StartFailed"])
+        assert launches[started] == [[[0, words[started]], [1, words[started]]]] * 2
+        assert launches[1 - started] == [["StartFailed"]] * 2
+    else:  # nothing tells them apart: whoever has a seat meets, and each number is there once
+        met = [heard for heard in said if heard != ["StartFailed"]]
+        assert met == [[[0, "seed=1"], [1, "seed=1"]]] * 2

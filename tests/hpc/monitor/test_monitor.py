@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -14,10 +15,9 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from test_curves import fitted
-from test_node import table, until
+from test_node import samples
 
 from hpc.config.errors import ConfigError
-from hpc.monitor import sampler
 from hpc.monitor.monitor import Monitor
 from hpc.run import attempt_log
 
@@ -44,7 +44,8 @@ def on_train_batch_start(self, trainer, module, batch, batch_idx):
         time.sleep(0.02)
 
 def sampled(self):
-    return len(list(self.run.run_dir.glob("tensorboard/node-*/events*"))) >= self.run.number
+    lines = [line for file in self.run.run_dir.glob("monitor/node-*.jsonl") for line in file.read_text().splitlines()]
+    return any(f'"attempt": {self.run.number},' in line for line in lines)
 
 before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batch_start
 """
@@ -61,7 +62,6 @@ def test_the_first_step_may_be_the_whole_epoch(tmp_path: Path) -> None:
 
 def test_a_validation_begins_before_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor, times = Monitor(str(tmp_path), 1), []
-    monkeypatch.setattr(sampler, "start_sampler", lambda *_, **__: None)
 
     class Watched(torch.utils.data.DataLoader):
         def __iter__(self) -> Any:
@@ -86,32 +86,17 @@ def noted(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def samplers(run_dir: Path) -> list[int]:
-    """Return the processes that sample this run."""
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(run_dir).encode() in words and any(word.endswith(b"hpc.monitor.sampler") for word in words):
-            pids.append(int(path.parent.name))
-    return pids
-
-
 @pytest.mark.soak
 @pytest.mark.slow
 def test_two_ranks_of_a_node_stopped_and_gone_on(start: Callable, tmp_path: Path) -> None:
     run_dir, host = tmp_path / "run", socket.gethostname()
     start(run_dir, 2, ["trainer=ddp", "trainer.devices=2", *WORDS], stop_at=6, patch=SAMPLED)
-    until(lambda: not samplers(run_dir), 10)
     first, curves = noted(run_dir), list(run_dir.glob("tensorboard/node-*/events*"))
     sizes = {file: file.stat().st_size for file in curves}
     assert [phase["what"] for phase in first] == ["start", "checkpoint"] and len(curves) == 1
     start(run_dir, 2, [], patch=SAMPLED)
-    until(lambda: not samplers(run_dir), 10)
-    assert [path.name for path in (run_dir / "monitor").glob("*.csv")] == [f"{host}.csv"]
-    assert {row["attempt"] for row in table(run_dir)} == {"1", "2"}
+    assert [path.name for path in (run_dir / "monitor").glob("node-*")] == [f"node-{host}.jsonl"]
+    assert {row["attempt"] for row in samples(run_dir)} == {1, 2}
     assert {file: file.stat().st_size for file in curves} == sizes  # a checkpoint without their sizes truncates none
     assert len(list(run_dir.glob("tensorboard/node-*/events*"))) == 2
     later = noted(run_dir)[len(first) :]
@@ -125,13 +110,12 @@ def test_two_ranks_of_a_node_stopped_and_gone_on(start: Callable, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_leaves_no_sampler(start: Callable, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_leaves_its_samples_and_phases(start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     killed = "import os, signal; Resume.on_validation_start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
     words = ["trainer=cpu", *WORDS, "+trainer.num_sanity_val_steps=0"]
     start(run_dir, 1, words, patch=f"{SAMPLED}\n{killed}", code=[-signal.SIGKILL])
-    until(lambda: not samplers(run_dir), 10)
-    assert table(run_dir) and [phase["what"] for phase in noted(run_dir)][:1] == ["start"]
+    assert samples(run_dir) and [phase["what"] for phase in noted(run_dir)][:1] == ["start"]
 
 
 @pytest.mark.slow
@@ -142,23 +126,19 @@ def test_a_run_without_monitor_has_no_samples(start: Callable, tmp_path: Path) -
 
 
 def test_the_sampler_ends_when_the_run_ends_or_fails_but_not_between_fit_and_test() -> None:
-    from hpc.monitor.monitor import Monitor
-
     nobody: Any = None
     for end in (
         lambda m: m.teardown(nobody, nobody, "test"),
         lambda m: m.teardown(nobody, nobody, "predict"),
         lambda m: m.on_exception(nobody, nobody, nobody),
     ):
-        reads, writes = os.pipe()
-        monitor = Monitor("run", 10)
-        monitor._sampler_pipe = writes
+        monitor, stops = Monitor("run", 10), []
+        monitor._sampler = SimpleNamespace(stop=lambda stops=stops: stops.append(1))  # type: ignore[assignment]
         monitor.teardown(nobody, nobody, "fit")
-        assert monitor._sampler_pipe == writes
+        assert not stops
         end(monitor)
         end(monitor)  # a second end does nothing
-        assert os.read(reads, 9) == b"\n" and os.read(reads, 9) == b""  # told to end, and the pipe is closed
-        os.close(reads)
+        assert len(stops) == 1
 
 
 def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -> None:
@@ -176,11 +156,11 @@ def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -
 
 @pytest.mark.parametrize("seconds", ["0", "0.5", "-1", ".inf", ".nan", "often"])
 def test_every_seconds_must_be_a_number_of_seconds(seconds: str) -> None:
-    from hpc.config import compose, preflight
+    from hpc.config import arguments, compose, parse
 
     cfg = compose.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
     with pytest.raises(ConfigError, match=r"callbacks\.monitor\.every_seconds"):
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
 
 
 def test_a_process_knows_when_it_started() -> None:

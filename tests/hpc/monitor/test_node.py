@@ -1,267 +1,312 @@
-"""Check the sampler's process: its output, its dependencies, and when it ends."""
+"""Check the sampler of a node: what it writes, when it ends, and that no error or hang of it reaches the run."""
 
-import csv
+import errno
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fork import ENVIRON, PROJECT
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hpc.monitor import counters, gpus, node_usage
 from hpc.monitor import sampler as monitor_sampler
+from hpc.monitor.sampler import NodeSampler
 
-# Stands in for a driver with two GPUs, the second of which falls off the bus when the file `lost` is there.
-NVML = """
-import importlib.util, os, sys
-from types import SimpleNamespace
-
-spec = importlib.util.spec_from_file_location("real", {real!r})
-real = importlib.util.module_from_spec(spec)
-sys.modules["real"] = real
-spec.loader.exec_module(real)
-globals().update(vars(real))
-
-def figure(value):
-    def answer(handle, *_):
-        if handle == 1 and os.path.exists({lost!r}):
-            raise real.NVMLError(real.NVML_ERROR_GPU_IS_LOST)
-        return value
-    return answer
-
-nvmlInit, nvmlDeviceGetCount, nvmlDeviceGetHandleByIndex = lambda: None, lambda: 2, lambda index: index
-nvmlDeviceGetUtilizationRates, nvmlDeviceGetPowerUsage = figure(SimpleNamespace(gpu=75)), figure(250000)
-nvmlDeviceGetMemoryInfo, nvmlDeviceGetTemperature = figure(SimpleNamespace(used=2 * 10**9)), figure(50)
-"""
-# A rank: starts a sampler, and ends it when a line "end" arrives.
+# A rank: starts a sampler that takes its first sample in an hour, or at the end.
 RANK = """
-import os, sys, time
+import os, sys, threading, time
 from pathlib import Path
-from hpc.monitor import sampler as node
-pipe = node.start_sampler(Path(sys.argv[1]), 1, every_seconds=float(sys.argv[2]), num_gpus=int(sys.argv[3]))
-if sys.stdin.readline().strip() == "end":
-    os.write(pipe, b"x")
-    sys.stdin.readline()
-"""
-
-# Prints the modules that one sample imports.
-IMPORTS = """
-import json, sys
-before = set(sys.modules)
-from pathlib import Path
-from hpc.monitor import sampler as node
-node.NodeSampler(Path(sys.argv[1]), 1, 1).sample()
-print(json.dumps(list(set(sys.modules) - before)))
+from hpc.monitor import counters, gpus
+from hpc.monitor.sampler import NodeSampler
+sampler = NodeSampler(Path(sys.argv[1]), 1, every_seconds=3600, num_gpus=0)
 """
 
 
-def until(condition: Callable[[], object], seconds: float = 30) -> None:
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.02)
 
 
-def table(run_dir: Path) -> list[dict[str, str]]:
-    path = run_dir / "monitor" / f"{socket.gethostname()}.csv"
-    if not path.exists():
-        return []
-    with path.open() as stream:
-        return list(csv.DictReader(stream))
+def samples(run_dir: Path) -> list[dict[str, Any]]:
+    path = node_usage.samples_file(run_dir, socket.gethostname())
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def lives(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def points(run_dir: Path, name: str) -> list[tuple[int, float]]:
+    """Return step and value of what TensorBoard shows of this node."""
+    board = EventAccumulator(str(run_dir / "tensorboard" / f"node-{socket.gethostname()}"))
+    board.Reload()
+    return [(event.step, event.value) for event in board.Scalars(f"node/{name}")]
 
 
-def child(pid: int) -> int:
-    """Return the only child of this process, if it is the sampler."""
-
-    def children() -> list[str]:
-        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-    until(children)
-    until(lambda: b"hpc.monitor.sampler" in Path(f"/proc/{children()[0]}/cmdline").read_bytes())
-    return int(children()[0])
+def make_sampler(run_dir: Path, attempt: int = 1, every_seconds: float = 0.05, num_gpus: int = 0) -> NodeSampler:
+    return NodeSampler(run_dir, attempt, every_seconds=every_seconds, num_gpus=num_gpus)
 
 
-Start = Callable[..., subprocess.Popen[str]]
+def run_rank(run_dir: Path, program: str, *, code: int = 0) -> str:
+    """Run a rank to its end; return its output."""
+    command = [sys.executable, "-c", RANK + program, str(run_dir)]
+    environ = ENVIRON | {"PYTHONPATH": str(PROJECT / "src")}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
+    assert done.returncode == code, done.stdout
+    return done.stdout
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a rank whose sampler writes into tmp_path/run; the output of both goes to tmp_path/log."""
-    ranks = []
-
-    def begin(seconds: float = 0.05, gpus: int = 0, path: Path | None = None) -> subprocess.Popen[str]:
-        source = os.pathsep.join(map(str, [PROJECT / "src", *([path] if path else [])]))
-        command = [sys.executable, "-c", RANK, str(tmp_path / "run"), str(seconds), str(gpus)]
-        with (tmp_path / "log").open("a") as log:
-            environ = ENVIRON | {"PYTHONPATH": source}
-            ranks.append(
-                subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True)
-            )
-        return ranks[-1]
-
-    yield begin
-    for rank in ranks:
-        rank.kill()
-        rank.communicate()
+def test_it_samples_until_it_is_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sampler = make_sampler(tmp_path)
+    sampler.start()
+    until(lambda: len(samples(tmp_path)) > 2)
+    sampler.stop()
+    until(lambda: "sampler" not in {thread.name for thread in threading.enumerate()})
+    rows = samples(tmp_path)
+    columns = ["time", "attempt", "cpu_percent", "net_in_mbs", "net_out_mbs", "disk_read_mbs", "disk_write_mbs"]
+    assert list(rows[0]) == [*columns, "memory_gb"] and {row["attempt"] for row in rows} == {1}
+    assert all(row["memory_gb"] > 0 for row in rows)
+    assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
+    assert [value for _, value in points(tmp_path, "memory_gb")] == pytest.approx([row["memory_gb"] for row in rows])
+    (node,), notes = node_usage.read_nodes(tmp_path)
+    assert list(node.columns["memory_gb"]) == [row["memory_gb"] for row in rows] and not notes
+    assert capfd.readouterr() == ("", "")
 
 
-def test_it_samples_until_a_byte_arrives(start: Start, tmp_path: Path) -> None:
-    rank = start()
-    sampler = child(rank.pid)
-    until(lambda: len(table(tmp_path / "run")) > 2)
-    assert rank.stdin
-    rank.stdin.write("end\n")
-    rank.stdin.flush()
-    until(lambda: not lives(sampler))
-    assert rank.poll() is None
-    rows = table(tmp_path / "run")
-    assert list(rows[0]) == monitor_sampler.COLUMNS and {row["attempt"] for row in rows} == {"1"}
-    assert all(float(row["memory_gb"]) > 0 for row in rows)
-    assert [float(row["time"]) for row in rows] == sorted(float(row["time"]) for row in rows)
-    assert (tmp_path / "log").read_text() == ""
+def test_a_run_that_is_shorter_than_an_interval_has_a_sample(tmp_path: Path) -> None:
+    sampler = make_sampler(tmp_path, every_seconds=3600)
+    sampler.start()
+    sampler.stop()
+    sampler.stop()  # a second stop does nothing
+    until(lambda: not sampler._thread.is_alive())
+    assert len(samples(tmp_path)) == len(points(tmp_path, "memory_gb")) == 1
 
 
-def test_a_run_that_is_shorter_than_an_interval_has_a_sample(start: Start, tmp_path: Path) -> None:
-    rank = start(seconds=3600)
-    sampler = child(rank.pid)
-    assert rank.stdin
-    rank.stdin.write("end\n")
-    rank.stdin.flush()
-    until(lambda: not lives(sampler))
-    assert len(table(tmp_path / "run")) == 1
+def test_an_interpreter_that_ends_without_stopping_it_has_a_last_sample_and_its_own_exit_code(tmp_path: Path) -> None:
+    assert run_rank(tmp_path, "sampler.start()\nsys.exit(3)", code=3) == ""
+    assert len(samples(tmp_path)) == 1
 
 
-def test_it_ends_when_its_rank_is_killed(start: Start) -> None:
-    rank = start(seconds=3600)
-    sampler = child(rank.pid)
-    rank.kill()  # SIGKILL
-    until(lambda: not lives(sampler), seconds=5)
+HANGS = """
+asked = threading.Event()
+def hang(*_):
+    asked.set()
+    time.sleep(3600)
+sampler._every_seconds = 0
+gpus.read_gpus = hang
+sampler.start()
+asked.wait()
+begin = time.monotonic()
+"""
 
 
-def test_it_ends_with_its_rank_even_if_the_driver_hangs(start: Start, tmp_path: Path) -> None:
-    hangs = "import time\nfrom pathlib import Path\nNVMLError = OSError\n"
-    hangs += f"def nvmlInit():\n    Path({str(tmp_path / 'asked')!r}).touch()\n    time.sleep(3600)\n"
-    (tmp_path / "pynvml.py").write_text(hangs)
-    rank = start(gpus=1, path=tmp_path)
-    sampler = child(rank.pid)
-    until((tmp_path / "asked").exists)
-    rank.kill()
-    until(lambda: not lives(sampler), seconds=5)
+@pytest.mark.parametrize("end", ["sampler.stop()\nprint(time.monotonic() - begin)", "print(0)"])
+def test_a_driver_that_hangs_holds_up_no_run_and_no_interpreter(end: str, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    assert float(run_rank(tmp_path, HANGS + end)) < monitor_sampler.MAX_STOP_SECONDS + 10
+    assert time.monotonic() - begin < 90
 
 
-def test_no_warning_of_a_scheduler_ends_it(start: Start, tmp_path: Path) -> None:
-    rank = start()
-    sampler = child(rank.pid)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
-        os.kill(sampler, number)  # some of them before its first line of Python
-    until(lambda: len(table(tmp_path / "run")) > 2)
-    assert lives(sampler)
+def test_a_forked_process_ends_and_writes_nothing(tmp_path: Path) -> None:
+    """Check a child that leaves through Python's own exit, as none of torch's workers does."""
+    program = """
+sampler.start()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sampler.stop()
+sys.exit(7)
+"""
+    run_rank(tmp_path, program, code=7)
+    assert len(samples(tmp_path)) == len(points(tmp_path, "memory_gb")) == 1, "the parent's last one"
 
 
-def test_it_has_the_lowest_priority_and_all_of_the_jobs_cores(start: Start) -> None:
-    allowed = os.sched_getaffinity(0)
-    rank = start()
-    sampler = child(rank.pid)
-    until(lambda: os.getpriority(os.PRIO_PROCESS, sampler) == 19)
-    until(lambda: os.sched_getaffinity(sampler) >= allowed)
-    assert os.sched_getaffinity(rank.pid) == allowed
+def test_the_thread_imports_nothing(tmp_path: Path) -> None:
+    """Check that no process can be forked while the thread holds a module's lock."""
+    program = """
+imported = []
+sys.addaudithook(lambda event, words: imported.append(words[0]) if event == "import" else None)
+sampler.sample()
+print(imported)
+"""
+    assert run_rank(tmp_path, program) == "[]\n"
 
 
-def test_a_gpu_that_falls_off_the_bus_leaves_cells_empty_and_a_line_in_the_log(start: Start, tmp_path: Path) -> None:
-    import pynvml
+def test_whatever_a_library_raises_is_printed_once_and_sampling_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
 
-    lost = tmp_path / "lost"
-    (tmp_path / "libraries").mkdir()
-    (tmp_path / "libraries/pynvml.py").write_text(NVML.format(real=pynvml.__file__, lost=str(lost)))
-    start(gpus=3, path=tmp_path / "libraries")
-    until(lambda: len(table(tmp_path / "run")) > 2)
-    lost.touch()
-    until(lambda: table(tmp_path / "run")[-1]["gpu1_watts"] == "")
-    num_rows = len(table(tmp_path / "run"))
-    until(lambda: len(table(tmp_path / "run")) > num_rows + 3)
-    metrics = ("percent", "memory_gb", "watts", "celsius")
-    first, last = table(tmp_path / "run")[0], table(tmp_path / "run")[-1]
-    assert [float(first[f"gpu{gpu}_{name}"]) for gpu in (0, 1) for name in metrics] == [75, 2, 250, 50] * 2
-    assert [float(last[f"gpu0_{name}"]) for name in metrics] == [75, 2, 250, 50]
-    assert {last[f"gpu{gpu}_{name}"] for gpu in (1, 2) for name in metrics} == {""}
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert [line.partition(": ")[2] for line in lines] == [
-        "some GPUs are not sampled: only 2 of 3 can be read",
-        "GPU 1: GPU is lost",
-    ]
+    def fail(num_gpus: int) -> Any:
+        calls.append(num_gpus)
+        if len(calls) < 4:
+            raise ZeroDivisionError("of a library")
+        return {}, {}
 
-
-def test_without_a_driver_the_node_is_sampled_all_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sampler = monitor_sampler.NodeSampler(tmp_path, 1, 2)
-    sampler.sample()
-    sampler.sample()
-    rows = table(tmp_path)
-    assert len(rows) == 2 and rows[0]["memory_gb"] and {rows[0][f"gpu{gpu}_watts"] for gpu in (0, 1)} == {""}
+    monkeypatch.setattr(gpus, "read_gpus", fail)
+    sampler = make_sampler(tmp_path)
+    sampler.start()
+    until(lambda: samples(tmp_path))
+    sampler.stop()
     lines = capfd.readouterr().out.splitlines()
-    assert len(lines) == 1 and "the GPUs are not sampled" in lines[0]
+    assert lines == [f"monitor of {sampler.host}: samples are lost: ZeroDivisionError: of a library"]
+
+
+def test_a_limit_of_threads_costs_the_samples_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sampler = make_sampler(tmp_path)
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sampler._thread, "start", fail)
+    sampler.start()
+    sampler.stop()
+    assert "the node is not sampled: can't start new thread" in capfd.readouterr().out
+
+
+def test_figures_that_cannot_be_read_are_unknown_and_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    errors: dict[str, list[str]] = {"no power": ["gpu0_watts"]}
+
+    def read(num_gpus: int) -> Any:
+        figures = {f"gpu{index}_{metric}": 1.0 for index in range(num_gpus) for metric in gpus.READERS}
+        return figures | {name: None for names in errors.values() for name in names}, errors
+
+    monkeypatch.setattr(gpus, "read_gpus", read)
+    sampler = make_sampler(tmp_path, num_gpus=2)
+    sampler.sample()
+    sampler.sample()
+    errors["lost"] = ["gpu1_watts", "gpu1_percent"]
+    sampler.sample()
+    rows = samples(tmp_path)
+    assert [row["gpu0_watts"] for row in rows] == [None] * 3 and [row["gpu1_percent"] for row in rows] == [1, 1, None]
+    assert [value for _, value in points(tmp_path, "gpu1_percent")] == [1, 1]
+    (node,), _ = node_usage.read_nodes(tmp_path)
+    assert [len(node.gpu_columns(metric)) for metric in gpus.READERS] == [2] * 4 and node.num_gpus_with_power() == 1
+    lines = [line.partition(": ")[2] for line in capfd.readouterr().out.splitlines()]
+    assert lines == ["gpu0_watts cannot be read: no power", "gpu1_watts, gpu1_percent cannot be read: lost"]
 
 
 def test_a_folder_that_cannot_be_written_costs_samples_and_a_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "monitor").touch()  # in the place of the folder
-    sampler = monitor_sampler.NodeSampler(tmp_path, 1, 0)
-    for _ in range(3):
-        sampler.sample()
+    (tmp_path / "tensorboard").touch()
+    sampler = make_sampler(tmp_path)
+    sampler.start()
+    until(lambda: "samples are lost: FileExistsError" in capfd.readouterr().out)
     (tmp_path / "monitor").unlink()
-    sampler.sample()
-    assert len(table(tmp_path)) == 1
-    lines = capfd.readouterr().out.splitlines()
-    assert len(lines) == 1 and "samples are lost: cannot write " in lines[0]
+    (tmp_path / "tensorboard").unlink()
+    num_before = len(samples(tmp_path))
+    until(lambda: len(samples(tmp_path)) > num_before + 2)
+    sampler.stop()
+    assert "lost" not in capfd.readouterr().out
+    until(lambda: len(points(tmp_path, "memory_gb")) >= len(samples(tmp_path)) - 1)
+
+
+def test_after_a_full_disk_curves_go_on_in_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = make_sampler(tmp_path)
+    sampler.write(1000.0, {"memory_gb": 1})
+    assert sampler._curves
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler._curves, "add_event", fail)
+        with pytest.raises(OSError):
+            sampler.write(1001.0, {"memory_gb": 2})
+    sampler.write(1002.0, {"memory_gb": 3})
+    assert points(tmp_path, "memory_gb") == [(0, 1), (2, 3)]
+    assert len(list((tmp_path / "tensorboard").rglob("events*"))) == 2, "the writer is of no use after an error"
+    assert [row["memory_gb"] for row in samples(tmp_path)] == [1, 2, 3]
 
 
 def test_curves_continue_those_of_an_earlier_attempt(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    row = dict.fromkeys(("cpu_percent", "memory_gb"), 1.0)
-    monitor_sampler.NodeSampler(tmp_path, 1, 0).write(1000, row)
-    later = monitor_sampler.NodeSampler(tmp_path, 2, 0)
-    later.write(5000.9, row)
-    later.write(5010.9, row | {"cpu_percent": None})
-    board = EventAccumulator(str(tmp_path / "tensorboard" / f"node-{later.host}"))
-    board.Reload()
-    assert [event.step for event in board.Scalars("node/cpu_percent")] == [0, 4000]
-    assert [event.step for event in board.Scalars("node/memory_gb")] == [0, 4000, 4010]
+    make_sampler(tmp_path).write(1000, {"cpu_percent": 1.0, "memory_gb": 1.0})
+    later = make_sampler(tmp_path, attempt=2)
+    later.write(5000.9, {"cpu_percent": 2.0, "memory_gb": 1.0})
+    later.write(5010.9, {"cpu_percent": None, "memory_gb": 1.0})
+    assert points(tmp_path, "cpu_percent") == [(0, 1), (4000, 2)]
+    assert points(tmp_path, "memory_gb") == [(0, 1), (4000, 1), (4010, 1)]
 
 
-def test_it_needs_neither_torch_nor_lightning_nor_numpy(tmp_path: Path) -> None:
-    environ = ENVIRON | {"PYTHONPATH": str(PROJECT / "src")}
-    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    imported = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
-    libraries = imported - sys.stdlib_module_names - {"hpc"}
-    assert libraries <= {"google", "pynvml", "tensorboard"}
-    assert len(table(tmp_path)) == 1
+def test_a_start_with_other_gpus_leaves_those_of_the_other_unknown(tmp_path: Path) -> None:
+    for attempt, values in enumerate([{"gpu0_watts": 1.0}, {}, {"gpu0_watts": 3.0, "gpu1_watts": 4.0}], 1):
+        make_sampler(tmp_path, attempt).write(1000.0 * attempt, values)
+    (node,), notes = node_usage.read_nodes(tmp_path)
+    first, second = ([value if value == value else None for value in column] for column in node.gpu_columns("watts"))
+    assert (first, second, notes) == ([1, None, 3], [None, None, 4], [])
+    assert list(node.columns["attempt"]) == [1, 2, 3] and list(node.times) == [1000, 2000, 3000]
 
 
-def test_a_sample_opens_only_files_of_the_kernel(tmp_path: Path) -> None:
-    """Check that a sample opens nothing in the run directory, which lies on a shared file server."""
-    sampler, opened = monitor_sampler.NodeSampler(tmp_path, 1, 0), []
+def test_a_rate_is_that_since_the_sample_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = iter([0.0, 1e9, 3e9])
+    names = ("busy", "idle", "net_in_mbs", "net_out_mbs", "disk_read_mbs", "disk_write_mbs")
+    monkeypatch.setattr(
+        counters, "read_counters", lambda cores: {name: {} for name in names} | {"net_out_mbs": {"eth0": next(sent)}}
+    )
+    clock = iter([10.0, 11.0, 15.0])
+    monkeypatch.setattr(monitor_sampler, "time", Clock(clock))
+    sampler = make_sampler(tmp_path)
     sampler.sample()
-    watching = True
-
-    def note(event: str, arguments: tuple[object, ...]) -> None:
-        if watching and event == "open":
-            opened.append(str(arguments[0]))
-
-    sys.addaudithook(note)
     sampler.sample()
-    watching = False
-    assert opened and not [path for path in opened if not path.startswith(("/proc/", "/sys/"))]
+    assert [row["net_out_mbs"] for row in samples(tmp_path)] == [1000, 500]
+
+
+class Clock:
+    def __init__(self, times: Any) -> None:
+        self.times = times
+
+    def monotonic(self) -> float:
+        return next(self.times)
+
+    def time(self) -> float:
+        return time.time()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1]",
+        b"{}",
+        b'"time"',
+        b"null",
+        b'{"time": 1, "attempt": 1, "cpu_percent": "x"}',
+        b'{"time": 1, "attempt": 1, "cpu_percent": [1]}',
+        b'{"time": NaN, "attempt": 1}',
+        b'{"time": 1, "attempt": 1, "memory_gb": 1e300}',
+        b'{"time": null, "attempt": 1}',
+        b'{"attempt": 1}',
+        b'{"time": 1, "attempt": 1, "memory',
+        b"\xff\x00",
+    ],
+)
+def test_a_damaged_line_is_left_out_and_counted(line: bytes, tmp_path: Path) -> None:
+    file = node_usage.samples_file(tmp_path, "n1")
+    file.parent.mkdir()
+    whole = [b'{"time": 1, "attempt": 1, "memory_gb": 5}', b'{"time": 2, "attempt": 1, "other": 5, "memory_gb": null}']
+    file.write_bytes(b"\n".join([whole[0], line, whole[1], b""]))
+    (node,), notes = node_usage.read_nodes(tmp_path)
+    assert list(node.times) == [1, 2] and list(node.columns) == ["time", "attempt", "memory_gb"]
+    assert node.columns["memory_gb"][0] == 5 and node.columns["memory_gb"][1] != node.columns["memory_gb"][1]
+    assert notes == ["node-n1.jsonl: 1 damaged line(s) left out"] and node.host == "n1"
+    assert node_usage.first_sample_time(file) == 1
+
+
+def test_no_first_time_without_a_sample(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    assert node_usage.first_sample_time(file) is None
+    file.write_text('{"ti')
+    assert node_usage.first_sample_time(file) is None
+    os.unlink(file)
+    os.mkfifo(file)
+    assert node_usage.first_sample_time(file) is None, "a pipe is not waited for"

@@ -25,7 +25,7 @@ from hpc.plan.memory import predict_memory
 from hpc.plan.prediction import with_loader_batch
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.step_time import predict_step
-from hpc.plan.trace_types import Trace, highest
+from hpc.plan.trace_types import Trace
 from hpc.plan.tracer import trace_parameters, trace_step
 from hpc.training.dry_run import explain
 
@@ -78,7 +78,12 @@ def traced(make: Callable[[], L.LightningModule], samples: Any = SAMPLES, **opti
 
 def flops(trace: Trace, direction: str = "forward") -> float:
     """Return the FLOPs of an example."""
-    return sum(work.count * work.flops.per_example for part in trace.parts for work in getattr(part, direction))
+    return sum(work.count * work.flops.per_example for work in getattr(trace, direction))
+
+
+def peak(trace: Trace, examples: int) -> float:
+    """Return the most bytes of activations."""
+    return max(level.activations.at(examples) for level in trace.levels)
 
 
 PRODUCTS = 2 * (WIDTH * 32 + 32)  # of a forward pass of Regression
@@ -135,7 +140,6 @@ def test_a_batch_may_be_strings(batch_size: int | None):
 
 def test_a_batch_may_be_a_dict_and_the_loss_any_function():
     trace = traced(Regression)
-    assert [part.name for part in trace.parts] == ["before", "loss"]
     assert flops(trace) == PRODUCTS and flops(trace, "backward") == 2 * PRODUCTS - 2 * WIDTH * 32
     assert trace.num_parameters == sum(p.numel() for p in Regression().parameters())
     assert (trace.unit, trace.loader_batch_size, trace.note) == ("samples", 4, "")
@@ -190,12 +194,11 @@ class GAN(L.LightningModule):
 def test_all_backward_passes_of_manual_optimization_are_measured():
     trace = traced(GAN, TensorDataset(torch.zeros(8, WIDTH)))
     generator, discriminator = 2 * 8 * WIDTH, 2 * (WIDTH * 32 + 32)
-    assert [part.name for part in trace.parts] == ["before"]
     assert flops(trace) == generator + 3 * discriminator
     # Of the first pass, inputs of both layers and the generator's weights; the discriminator is toggled off.
     assert flops(trace, "backward") == (discriminator + generator) + 2 * (discriminator + 2 * 32)
     assert trace.optimizer_states == pytest.approx(1)
-    assert highest(trace.parts[0].forward_peak, 8) > 8 * (WIDTH + 2 * 32) * 4
+    assert peak(trace, 8) > 8 * (WIDTH + 2 * 32) * 4
 
 
 class Graphs:
@@ -227,7 +230,7 @@ def test_a_batch_may_be_an_object_whose_samples_differ_in_size():
     trace = traced(GraphNetwork, [3, 7, 5], loading={"collate_fn": Graphs})
     assert "differ in size" in trace.note and trace.unit == "samples"
     assert flops(trace) == 2 * 7 * 2 * WIDTH * 32  # of the largest, which each graph of a batch repeats
-    assert trace.parts[0].saved.fixed == 0
+    assert peak(trace, 0) < 4 * (WIDTH * 32 + 32) + 100  # gradients on their way, but no fixed number of nodes
 
 
 class Output(dict):
@@ -278,9 +281,11 @@ TEXT = [{"input_ids": torch.zeros(12, dtype=torch.int64), "labels": torch.zeros(
 
 def test_blocks_are_found_in_a_network_that_computes_its_own_loss():
     trace = traced(LanguageModel, TEXT)
-    assert [part.name for part in trace.parts] == ["before", "block 0", "block 1", "after", "loss"]
+    assert [group.name for group in trace.blocks] == ["block 0", "block 1"]
     assert (trace.unit, trace.tokens_per_example) == ("tokens", 12)
-    assert sum(work.flops.per_example for work in trace.blocks[0].forward) == 12 * 2 * WIDTH * WIDTH
+    assert trace.blocks[0].num_parameters == WIDTH * WIDTH + WIDTH
+    assert flops(trace) == 12 * (2 * 2 * WIDTH * WIDTH + 2 * WIDTH * 10)
+    assert any(level.is_head for level in trace.levels) and not all(level.is_head for level in trace.levels)
 
 
 class Siamese(LanguageModel):
@@ -294,11 +299,9 @@ class Recomputes(LanguageModel):
 
 
 @pytest.mark.parametrize("make", [Siamese, Recomputes])
-def test_blocks_that_run_more_than_once_are_measured_together(make: Any):
+def test_blocks_may_run_more_than_once(make: Any):
     trace, once = traced(make, TEXT), traced(LanguageModel, TEXT)
-    assert [part.name for part in trace.parts] == ["before", "block 0", "block 1"]
-    assert [part.num_parameters for part in trace.blocks] == [part.num_parameters for part in once.blocks]
-    assert trace.num_parameters == once.num_parameters
+    assert trace.groups == once.groups and len(trace.blocks) == 2
     total = sum(flops(trace, direction) for direction in ("forward", "backward"))
     forward, backward = (flops(once, direction) for direction in ("forward", "backward"))
     assert total == (2 * (forward + backward) if make is Siamese else pytest.approx(2 * forward + backward))
@@ -373,7 +376,7 @@ def test_what_cannot_be_traced_says_where_and_is_planned_by_parameters(make: Any
     trace = trace_parameters(make, "32", tensor_parallel=1, reason=str(caught.value))
     assert trace.num_parameters == traced(Regression).num_parameters and trace.by_parameters
     assert trace.optimizer_states == pytest.approx(2, abs=0.1)
-    assert not any(part.forward or part.saved.at(9) for part in trace.parts)
+    assert not (trace.forward or trace.levels)
 
 
 class Unreadable(Dataset):
@@ -434,10 +437,9 @@ class Contrastive(L.LightningModule):
 
 def test_a_loss_on_all_pairs_of_a_batch_grows_with_its_square():
     trace, batch = traced(Contrastive), 4096
-    assert sum(part.saved.at(batch) for part in trace.parts) >= 4 * batch**2
-    pairs = sum(work.count * work.flops.per_pair for part in trace.parts for work in part.forward)
-    assert pairs == 2 * 4
-    assert not any(part.saved.per_pair for part in traced(Regression).parts)
+    assert peak(trace, batch) >= 4 * batch**2
+    assert sum(work.count * work.flops.per_pair for work in trace.forward) == 2 * 4
+    assert not any(level.activations.per_pair for level in traced(Regression).levels)
 
 
 class Wide(nn.Module):
@@ -468,12 +470,50 @@ class Checkpointed(Deep):
 
 def test_checkpointing_is_planned_where_blocks_run_twice():
     trace, by_hand = traced(Deep, TEXT), traced(Checkpointed, TEXT)
+    again = traced(Deep, TEXT, checkpointing=True)
     setup = ParallelLayout(nodes=1, devices=1, micro_batch=64, single=True)
-    plain, planned = (predict_memory(trace, replace(setup, checkpointing=on)).activations for on in (False, True))
-    assert planned == predict_memory(by_hand, setup).activations < plain
+    memory, memory_by_hand = (predict_memory(one, setup) for one in (again, by_hand))
+    assert memory == memory_by_hand and memory.activations < predict_memory(trace, setup).activations
     machine = machine_from_cluster("A100", None)
-    assert predict_step(trace, replace(setup, checkpointing=True), machine) == predict_step(by_hand, setup, machine)
+    assert predict_step(again, setup, machine) == predict_step(by_hand, setup, machine)
     assert Trace.from_json(trace.to_json()) == trace
+
+
+class ByHand(Deep):
+    """Optimizes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.optimizers().zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+
+
+def test_checkpointing_is_planned_with_manual_optimization():
+    plain, again = (traced(ByHand, TEXT, checkpointing=checkpointing) for checkpointing in (False, True))
+    assert peak(again, 64) < 0.7 * peak(plain, 64)
+    automatic = traced(Deep, TEXT)
+    assert flops(plain) == flops(automatic) and flops(plain, "backward") == flops(automatic, "backward")
+
+
+class EachSample(Regression):
+    """Computes the loss sample by sample, so that a step has more operations the larger its batch is."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        predictions = self.net(batch["x"])
+        return torch.stack([prediction.square().sum() for prediction in predictions]).mean()
+
+
+def test_operations_that_all_batches_have_are_compared_where_others_have_none():
+    """Check that products stay products with weights, whose bytes do not grow with the batch."""
+    trace, plain = traced(EachSample), traced(Regression)
+    assert flops(trace) == flops(plain) and flops(trace, "backward") == flops(plain, "backward")
+    for direction in ("forward", "backward"):
+        products, known = ([w for w in getattr(one, direction) if w.flops.at(1)] for one in (trace, plain))
+        assert set(products) == set(known) and all(work.bytes.fixed for work in products)
 
 
 @pytest.mark.parametrize("make", [Item, Branch, Numpy])

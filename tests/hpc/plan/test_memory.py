@@ -11,7 +11,7 @@ from hpc.config import build, compose
 from hpc.plan import tracer
 from hpc.plan.memory import Memory, predict_memory, state_bytes
 from hpc.plan.setup import ParallelLayout, setup_from_config
-from hpc.plan.trace_types import BatchCost, Part, Trace, Work
+from hpc.plan.trace_types import BatchCost, MemoryLevel, ParameterGroup, Trace
 
 GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=1024", "data.vocab_size=50257"]
 RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224", "+data.num_classes=1000"]
@@ -20,7 +20,8 @@ RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224"
 def planned(*words: str) -> tuple:
     cfg = compose.compose_overrides(words)
     layout = setup_from_config(cfg)
-    trace = tracer.trace_step(partial(build.build, cfg.model), *layout.computes_in)
+    checkpointing = layout.checkpointing
+    trace = tracer.trace_step(partial(build.build, cfg.model), *layout.computes_in, checkpointing=checkpointing)
     return cfg, layout, predict_memory(trace, layout)
 
 
@@ -107,19 +108,16 @@ def test_a_frozen_parameter_has_no_gradient_and_no_average():
     assert state_bytes(1e9, 1e6, optimizer_states=2.0, setup=sharded) == (2e9, 5e5, 3e6)
 
 
-def test_of_a_pipeline_the_fullest_stage_counts():
-    """Check that with a large vocabulary the last stage counts, though it holds fewer micro-batches than the first."""
-    small, large = Work(BatchCost(), BatchCost()), 10**10
-    part = partial(
-        Part, buffer_bytes=0, output=BatchCost(), leftover=BatchCost(), forward=(), backward=(), all_reduced=(small,)
+def test_gradients_that_come_late_count_late_unless_they_stay():
+    """Check a step whose activations are the most before any gradient exists, by hand, in fp32."""
+    group = ParameterGroup("block 0", 100, 100, 100, 1, 0)
+    early, late = (
+        MemoryLevel(BatchCost(per_example=1000), 0.0),
+        MemoryLevel(BatchCost(per_example=700), 1.0, is_head=True),
     )
-    sizes = {"before": 1, "block 0": 1, "block 1": 1, "after": large}
-    parts = [
-        part(name=name, num_parameters=size, num_trained_per_rank=size, num_parameters_all_ranks=size,
-             num_tensors=1, saved=BatchCost(per_example=8),
-             forward_peak=(BatchCost(),), backward_peak=(BatchCost(),)) for name, size in sizes.items()
-    ]  # fmt: skip
-    layout = ParallelLayout(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
-    assert predict_memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
-    first = [replace(one, saved=BatchCost(per_example=1e12)) for one in parts[:2]]
-    assert predict_memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2
+    trace = Trace((group,), "samples", 1, levels=(early, late))
+    alone = ParallelLayout(nodes=1, devices=1, micro_batch=1, single=True)
+    assert predict_memory(trace, alone).activations + predict_memory(trace, alone).logits == 1100 - 400
+    assert predict_memory(trace, alone).logits == 1100 - 1000
+    for stays in (replace(alone, accumulate=2), replace(alone, devices=2, single=False)):
+        assert (predict_memory(trace, stays).activations, predict_memory(trace, stays).logits) == (1000, 0)

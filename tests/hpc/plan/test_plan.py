@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typed_fixes
@@ -13,15 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from hpc.config import compose, preflight
+from hpc.config import compose, parse
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import hardware
-from hpc.launch import measured_links
-from hpc.plan import memory_check, plan_text, prediction, run_plan, scaling_plot, trace_cache
-from hpc.plan.fitting_changes import list_candidates
+from hpc.plan import fitting_changes, memory_check, plan_arguments, plan_text, prediction, run_plan, trace_cache
+from hpc.plan.fitting_changes import ladder
 from hpc.plan.setup import ParallelLayout, setup_from_config
-from hpc.plan.trace_types import BatchCost, Part, Trace
+from hpc.plan.trace_types import ParameterGroup, Trace
 from hpc.run import changes as run_changes
 
 A100 = hardware.machine_from_cluster("A100", 100.0)
@@ -40,19 +41,19 @@ MODELS = {
 
 def composed(*words: str):
     cfg = compose.compose_overrides(words, personal=False)
-    preflight.check_rules(cfg)
+    parse.parse(cfg)
     return cfg
 
 
 @cache
 def traced(layout: ParallelLayout) -> Trace:
     """Return the trace of one network, which does not depend on nodes and batch size."""
-    return trace_cache.load_traces(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
+    return trace_cache.load_trace(composed(*GPT, "trainer=fsdp", *JUWELS), layout)
 
 
 def kind(layout: ParallelLayout) -> ParallelLayout:
     alike = ParallelLayout(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
-    return replace(alike, devices=layout.devices if layout.world_size == 1 else 4)
+    return replace(alike, devices=layout.devices if layout.world_size == 1 else 4, checkpointing=layout.checkpointing)
 
 
 def of(layout: ParallelLayout, machine: hardware.Machine = A100) -> prediction.Prediction:
@@ -98,15 +99,14 @@ def test_most_shipped_clusters_name_their_gpu():
 def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
     """Trace each network once per precision, then plan it on every machine."""
     asked = runs(model)
-    layouts = [setup_from_config(cfg) for cfg in asked]
-    nothing = {"finish": None, "checkpoint": None, "changes": [], "notes": []}
-    for layout, trace in zip(layouts, trace_cache.load_traces(asked[0], layouts), strict=True):
+    for layout in map(setup_from_config, asked):
+        trace = trace_cache.load_trace(asked[0], layout)
         for machine in machines():
             made = prediction.predict(trace, layout, machine)
             assert made.memory.total > 0
-            assert plan_text.lines(made, "title", **nothing)
-            json.dumps(plan_text.as_dict(made, **nothing))
-            scaling_plot.scaling_charts(made)
+            plan = plan_text.RunPlan(made, "title", finish=None, checkpoint=None, change=None, notes=[])
+            assert plan_text.as_text(plan)
+            json.loads(plan_text.as_json(plan))
 
 
 def layouts() -> st.SearchStrategy[ParallelLayout]:
@@ -157,30 +157,44 @@ def test_without_facts_of_the_network_one_node_is_planned():
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_the_smallest_changes_that_fit_are_found():
-    """Check that each proposed change fits, and that no smaller one does."""
+def test_a_change_that_fits_is_found_and_has_nothing_needless():
     words = [*GPT, "trainer=ddp_4node", *JUWELS]
     cfg = composed(*words)
     layout = setup_from_config(cfg)
     made = of(layout)
     assert made.fits is False
-    ways, _ = memory_check.find_fitting_changes(cfg, words, made)
-    assert ways
-    for way in map(str.split, ways):
-        changed = setup_from_config(composed(*words, *way))
-        assert changed.global_batch == layout.global_batch
-        assert of(changed).fits
-        for word in way if len(way) > 1 else ():
-            assert not of(setup_from_config(composed(*words, word))).fits
+    change, _ = fitting_changes.find_fitting_change(cfg, words, made.trace, layout, A100)
+    assert change
+    typed = change.split()
+    changed = setup_from_config(composed(*words, *typed))
+    assert changed.global_batch == layout.global_batch and of(changed).fits
+    for word in typed if len(typed) > 1 else ():
+        fewer = setup_from_config(composed(*words, *(other for other in typed if other != word)))
+        assert not of(fewer).fits or fewer.global_batch != layout.global_batch
 
 
-def test_candidates_keep_the_global_batch_and_come_few_first():
-    layout = ParallelLayout(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
-    found = list(list_candidates(layout, has_blocks=True, max_nodes=8))
-    assert {candidate.setup.global_batch for candidate in found} == {32}
-    numbers = [len(candidate.overrides) for candidate in found]
-    assert numbers == sorted(numbers) and set(numbers) == {1, 2, 3}
-    assert ("trainer.num_nodes=16",) not in {candidate.overrides for candidate in found}  # the cluster has 8
+def test_of_the_ladder_only_what_is_needed_is_proposed(monkeypatch):
+    """Check a run that fits with one rung alone, or with two, that others come before and after."""
+    words = [*GPT, "trainer=ddp", "data.global_batch_size=16", *JUWELS]
+    cfg = composed(*words)
+    layout = setup_from_config(cfg)
+    trace = Trace((ParameterGroup("block 0", 1, 1, 1, num_tensors=1, buffer_bytes=0),), "tokens", 1024)
+
+    def fits(trace, changed, machine):
+        return all(getattr(changed, name) == value for name, value in needed.items())
+
+    monkeypatch.setattr(trace_cache, "load_trace", lambda cfg, setup: trace)
+    monkeypatch.setattr(fitting_changes, "fits_in_memory", fits)
+
+    def proposed() -> str | None:
+        return fitting_changes.find_fitting_change(cfg, words, trace, layout, A100)[0]
+
+    needed = {"checkpointing": True}
+    assert proposed() == "strategy.activation_checkpointing=true"
+    needed = {"sharding": "fsdp", "accumulate": 4}
+    assert proposed() == "strategy=fsdp trainer.accumulate_grad_batches=4"
+    needed = {"nodes": 4, "checkpointing": True}
+    assert proposed() == "strategy.activation_checkpointing=true trainer.num_nodes=4"
 
 
 @pytest.mark.slow
@@ -197,10 +211,10 @@ def test_what_cannot_fit_is_rejected_with_a_way_out():
 
 
 def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
-    def no_trace(cfg, setups):
+    def no_trace(cfg, setup):
         raise trace_cache.TracingError("aten._local_scalar_dense in block 0")
 
-    monkeypatch.setattr(trace_cache, "load_traces", no_trace)
+    monkeypatch.setattr(trace_cache, "load_trace", no_trace)
     memory_check.reject_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
     warning = capsys.readouterr().err
     assert "cannot check whether the run fits" in warning and "_local_scalar_dense in block 0" in warning
@@ -208,29 +222,24 @@ def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
 
 def by_parameters(num_parameters: int) -> Trace:
     """Return the trace of a module whose step could not be traced."""
-    part = Part(
-        name="before", num_parameters=num_parameters, num_trained_per_rank=num_parameters,
-        num_parameters_all_ranks=num_parameters, num_tensors=1, buffer_bytes=0, saved=BatchCost(), output=BatchCost(),
-        forward_peak=(BatchCost(),), backward_peak=(BatchCost(),), leftover=BatchCost(), forward=(), backward=(),
-        all_reduced=(),
-    )  # fmt: skip
-    return Trace((part,), "samples", 1, by_parameters="net.py:3, `x.item()`: it needs the value of a tensor")
+    group = ParameterGroup("all", num_parameters, num_parameters, num_parameters, num_tensors=1, buffer_bytes=0)
+    return Trace((group,), "samples", 1, by_parameters="net.py:3, `x.item()`: it needs the value of a tensor")
 
 
 def test_a_plan_by_parameters_alone_is_marked(monkeypatch, capsys):
     cfg = composed(*GPT, "trainer=ddp", *JUWELS)
-    monkeypatch.setattr(trace_cache, "load_traces", lambda cfg, setups: [by_parameters(10**9) for _ in setups])
+    monkeypatch.setattr(trace_cache, "load_trace", lambda cfg, setup: by_parameters(10**9))
     memory_check.reject_too_big(cfg, [])
     said = "planned by parameters alone: net.py:3, `x.item()`: it needs the value of a tensor; activations are not"
     assert said in capsys.readouterr().err
-    plan = run_plan.plan_run(cfg, [], own={})
-    text = run_plan.as_text(plan)
+    plan = run_plan.plan_run(cfg, [])
+    text = plan_text.as_text(plan)
     assert said in text and "activations   not counted" in text and "fits" not in text
     assert "left for activations" in text and "a step:" not in text and "nodes   GPUs" not in text
-    told = json.loads(run_plan.as_json(plan))
+    told = json.loads(plan_text.as_json(plan))
     assert told["fits"] is None and told["memory"]["activations"] is None and told["step"]["seconds"] is None
     assert "x.item()" in told["by_parameters"]
-    monkeypatch.setattr(trace_cache, "load_traces", lambda cfg, setups: [by_parameters(10**10) for _ in setups])
+    monkeypatch.setattr(trace_cache, "load_trace", lambda cfg, setup: by_parameters(10**10))
     with pytest.raises(ConfigError, match=r"needs 1\d\d.\d GB at its peak, without activations"):
         memory_check.reject_too_big(cfg, [])
 
@@ -242,17 +251,39 @@ def test_the_batch_size_may_be_the_loaders():
         prediction.with_loader_batch(layout, traced(kind(layout)))
 
 
-def test_a_measured_network_counts_for_more_than_a_nominal_one():
-    """Check that a measured bandwidth takes precedence over the nominal one.
+def measured_run(folder: Path, **changed: Any) -> Path:
+    """Write what tools/comm.py leaves in a run of four nodes with four GPUs each."""
+    link = {"gbs": 20.0, "latency": 1e-5, "ranks": 4, "nodes": ["n1"], "date": "2026-01-31"}
+    report = {"backend": "nccl", "ranks_per_node": 4, "links": {"within": None, "across": link}} | changed
+    (folder / "network.json").write_text(json.dumps(report))
+    return folder
 
-    Four rings of 20 GB/s leave a node at once.
-    """
-    link = measured_links.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
-    known = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=None, across=link), devices=4)
-    assert known.node_gbs == pytest.approx(80 / A100.network.node_share) and known.gpu == A100.gpu
-    inside = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=link, across=None), devices=4)
-    assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
-    assert memory_check.with_measured_links(A100, None, devices=4) == A100
+
+def test_a_named_measurement_of_the_network_takes_the_place_of_nominal_bandwidths(tmp_path):
+    """Check the bandwidths of a run of tools/comm.py: four rings of 20 GB/s leave a node at once."""
+    across = plan_arguments.with_measured_network(A100, measured_run(tmp_path))
+    assert across.node_gbs == pytest.approx(80 / A100.network.node_share) and across.gpu == A100.gpu
+    links = {"within": {"gbs": 20.0}, "across": None}
+    within = plan_arguments.with_measured_network(A100, measured_run(tmp_path, links=links))
+    assert within.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and within.node_gbs == 100
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (None, "must be a run of tools/comm.py: cannot read .*network.json: No such file"),
+        ({"backend": "gloo"}, "must be a run on GPUs: network.json has links of gloo"),
+        ({"links": {"within": None, "across": None}}, "network.json has no link"),
+        ({"links": {"within": {"gbs": float("nan")}, "across": None}}, "network.json in it is damaged"),
+        ({"links": []}, "network.json in it is damaged"),
+        ({"ranks_per_node": 0}, "network.json in it is damaged"),
+    ],
+)
+def test_a_run_without_a_measurement_is_rejected(changed, said, tmp_path):
+    if changed is not None:
+        measured_run(tmp_path, **changed)
+    with pytest.raises(ConfigError, match=said):
+        plan_arguments.with_measured_network(A100, tmp_path)
 
 
 def test_a_gpu_that_nobody_knows_is_rejected():
@@ -265,15 +296,19 @@ def plan_py(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, PROJECT / "plan.py", *words], capture_output=True, text=True, timeout=300)
 
 
+def step_line(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("a step: "))
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    picture = tmp_path / "build" / "plan.html"
-    done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9", f"plot={picture}")
+    done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9")
     assert done.returncode == 0, done.stderr
     for word in ("memory of a GPU", "fits", "tokens/s", "MFU", "GPU-hours", "a checkpoint", "1024"):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) <= 45 and max(map(len, done.stdout.splitlines())) <= 120
-    assert picture.read_text().count("<figure>") == 2
+    slow = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9", f"network={measured_run(tmp_path)}")
+    assert slow.returncode == 0 and step_line(slow.stdout) != step_line(done.stdout)
     told = json.loads(plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "--json").stdout)
     assert told["fits"] is True and told["finish"] is None and told["unit"] == "tokens"
     held = {name: size for name, size in told["memory"].items() if name not in ("total", "room", "margin")}
@@ -281,13 +316,13 @@ def test_the_command(tmp_path):
     assert told["setup"]["nodes"] == 4 and told["setup"]["global_batch"] == 256
 
 
-def test_a_plan_in_text_imports_nothing_that_draws():
+def test_a_plan_imports_no_torch():
     code = "import runpy, sys; runpy.run_path('plan.py', run_name='__main__'); print(*sys.modules)"
     command = [sys.executable, "-c", code, "trainer=ddp_4node", "cluster=slurm"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     modules = set(done.stdout.splitlines()[-1].split())
-    assert "hpc.plan.plan_text" in modules and not {"hpc.charts.chart", "hpc.plan.scaling_plot"} & modules
+    assert "hpc.plan.plan_text" in modules and not {"torch", "lightning"} & modules
 
 
 @pytest.mark.slow
@@ -299,17 +334,10 @@ def test_a_plan_in_text_imports_nothing_that_draws():
         (["tokens=1e400"], "must be a number above 0"),
         (["tokens=1e9", "samples=5"], "samples cannot be combined with tokens=1e+09; got 5."),
         (["tokens=1e9", "trainer.max_steps=5"], "tokens cannot be combined with trainer.max_steps=5; got 1e+09."),
-        (["pipeline=two"], "must be a whole number above 0"),
-        (
-            ["pipeline=3"],
-            "pipeline=3: pipeline * strategy.tensor_parallel_size (3 * 1) must divide the world size (16).",
-        ),
-        (
-            ["pipeline=16", "model.network.num_layers=7", "micro_batch=1"],
-            "pipeline must split the 7 blocks of the network evenly",
-        ),
-        (["interleaved=2"], "interleaved must come with pipeline="),
-        (["micro_batch=7"], "micro_batch must divide the batch of a data-parallel rank (256 / 16); got 7."),
+        (["network=/no/run"], "network must be a run of tools/comm.py: cannot read /no/run/network.json"),
+        (["plot=plan.html"], "plot=plan.html: A plan draws nothing any more"),
+        (["pipeline=2"], "pipeline=2: A plan has no pipeline any more"),
+        (["micro_batch=7"], "micro_batch=7: A plan has the micro-batch of the config"),
         (["data.global_batch_size=0"], "at least 1"),
         (["model.network.width=-8"], "at least 1"),
         (["model.network.num_layers=0"], "at least 1"),
@@ -317,12 +345,9 @@ def test_a_plan_in_text_imports_nothing_that_draws():
         (["cluster.gpu='a100 pcie'"], "hpc/jobs/hardware.yaml"),  # another name is another GPU
         (["cluster.network_gbs=0"], "number above 0"),
         (["cluster.gpu_link_gbs=nan"], "number above 0"),
-        (["plot=/proc/no/plan.html"], "Cannot make the folder of this file"),
-        (["plot=plan.png"], "must be the name of a file that ends in .html"),
     ],
 )
-def test_bad_input_gets_one_message(words, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where a fix that is typed draws its plan
+def test_bad_input_gets_one_message(words, said):
     done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, *words)
     assert done.returncode == 2 and done.stderr.startswith(("ConfigError: ", "tracing")), done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
@@ -333,15 +358,6 @@ def test_bad_input_gets_one_message(words, said, tmp_path, monkeypatch):
             raise typed_fixes.printed(again.stderr)
 
     typed_fixes.follow(type_again, words, typed_fixes.printed(done.stderr))
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-def test_a_pipeline_is_planned_and_said_not_to_run():
-    words = ["trainer=fsdp_4node", "strategy=tensor_parallel", "pipeline=4", "interleaved=2", "micro_batch=4"]
-    done = plan_py(*GPT, *JUWELS, *words)
-    assert done.returncode == 0, done.stderr
-    assert "train.py has no pipeline" in done.stdout and "bubble" in done.stdout
 
 
 @pytest.mark.slow
@@ -364,33 +380,32 @@ def test_the_model_alone_is_enough():
 def test_a_size_that_nobody_gives_is_asked_for(words, said):
     with pytest.raises(ConfigError) as caught:
         cfg = compose.compose_overrides(["model=resnet50", *words])
-        run_plan.plan_run(cfg, words, own={})
+        run_plan.plan_run(cfg, words)
     assert str(caught.value).startswith(said)
 
     def type_again(accepted):
-        run_plan.plan_run(compose.compose_overrides(["model=resnet50", *accepted]), accepted, own={})
+        run_plan.plan_run(compose.compose_overrides(["model=resnet50", *accepted]), accepted)
 
     typed_fixes.follow(type_again, words, caught.value)
 
 
 def test_sizes_in_the_config_are_enough_for_a_plan():
     words = ["model=resnet18", "data=images", "data.num_classes=1000"]
-    plan = run_plan.plan_run(compose.compose_overrides(words), words, own={})
+    plan = run_plan.plan_run(compose.compose_overrides(words), words)
     assert plan.prediction.trace.num_parameters == 11_689_512 and plan.finish is None
     assert "planned without data.dir; it uses data.num_classes=1000, data.image_size=224" in plan.notes
     words.append("data.dir=/nowhere")  # which a plan need not read either
-    assert run_plan.plan_run(compose.compose_overrides(words), words, own={}).prediction.trace == plan.prediction.trace
+    assert run_plan.plan_run(compose.compose_overrides(words), words).prediction.trace == plan.prediction.trace
 
 
 @pytest.mark.soak
 def test_tensor_parallel_ranks_count_what_they_all_keep_once():
     layout = setup_from_config(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
     assert layout.tensor_parallel > 1
-    alone, shared = (trace_cache.load_traces(composed(*GPT, *JUWELS, "trainer=fsdp"), [one])[0] for one in (
-        replace(layout, tensor_parallel=1), layout
-    ))  # fmt: skip
+    cfg = composed(*GPT, *JUWELS, "trainer=fsdp")
+    alone, shared = (trace_cache.load_trace(cfg, one) for one in (replace(layout, tensor_parallel=1), layout))
     assert shared.num_parameters == alone.num_parameters
-    assert sum(part.num_parameters for part in shared.parts) > alone.num_parameters / layout.tensor_parallel
+    assert shared.num_parameters_per_rank > alone.num_parameters / layout.tensor_parallel
 
 
 @pytest.mark.slow
@@ -415,25 +430,33 @@ def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
 def test_without_a_way_out_it_says_so():
     words = ["model=gpt_7b", "data.global_batch_size=1", "data.block_size=65536", "trainer=gpu"]
     done = plan_py(*words, "cluster=juwels_booster")
-    assert done.returncode == 0 and memory_check.NO_CHANGE_FITS in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and fitting_changes.NO_CHANGE_FITS in done.stdout, done.stdout + done.stderr
 
 
-def test_offloading_comes_after_what_costs_less():
-    layout = ParallelLayout(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
-    alone = [
-        candidate.overrides[0]
-        for candidate in list_candidates(layout, has_blocks=True)
-        if len(candidate.overrides) == 1
+def test_the_ladder_goes_from_what_costs_nothing_to_what_changes_results():
+    layout = ParallelLayout(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
+    rungs = list(ladder(layout, has_blocks=True, batch_key="data.global_batch_size", max_nodes=8))
+    assert [" ".join(f"{key}={value}" for key, value in rung.items()) for rung in rungs] == [
+        "strategy=fsdp",
+        "trainer.accumulate_grad_batches=2",
+        "trainer.accumulate_grad_batches=4",
+        "strategy.activation_checkpointing=true",
+        "trainer.num_nodes=4 trainer.accumulate_grad_batches=2",
+        "trainer.num_nodes=8 trainer.accumulate_grad_batches=1",  # and the cluster has no more
+        "strategy=zero3_offload",
+        "trainer.precision=bf16-true",
     ]
-    assert alone.index("strategy=zero3_offload") > alone.index("strategy.activation_checkpointing=true")
-    typed = [" ".join(candidate.overrides) for candidate in list_candidates(layout, has_blocks=True)]
-    assert not any(words.count("strategy=") > 1 for words in typed)
+    has_no_blocks = ladder(layout, has_blocks=False, batch_key=None)
+    assert [key for rung in has_no_blocks for key in rung] == ["strategy", "strategy", "trainer.precision"]
+    split = ladder(replace(layout, tensor_parallel=2), has_blocks=True, batch_key=None)
+    assert not any("strategy" in rung for rung in split)
 
 
 def test_one_device_is_offered_a_node_and_four():
     layout = ParallelLayout(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
-    words = {word for candidate in list_candidates(layout, has_blocks=True, devices=4) for word in candidate.overrides}
-    assert {"trainer=fsdp", "trainer=fsdp_4node"} <= words
+    rungs = list(ladder(layout, has_blocks=True, batch_key="data.global_batch_size", devices=4))
+    assert {"trainer": "fsdp", "trainer.accumulate_grad_batches": "16"} in rungs
+    assert {"trainer": "fsdp_4node", "trainer.accumulate_grad_batches": "4"} in rungs
 
 
 @pytest.mark.slow
@@ -443,7 +466,6 @@ def test_one_device_is_offered_a_node_and_four():
         ({}, None, "to predict the time to the end, add"),
         ({}, 10, "is too short for a single step"),  # finish is None
         ({"offload": True, "sharding": "zero3"}, None, "takes longer than predicted"),
-        ({"pipeline": 2}, None, "train.py has no pipeline"),
         ({"compile": True, "micro_batch": 64}, None, "torch.compile saves less"),
         ({"accelerated": False}, None, "this run uses CPUs"),
     ],
@@ -469,21 +491,20 @@ def test_who_reads_only_the_first_line_sees_no_traceback():
 
 
 @pytest.mark.parametrize("key", ["data.global_batch_size", "data.batch_size", None])
-def test_a_proposed_change_keeps_the_global_batch_whoever_gives_it(key):
-    """Check that a batch of a device is halved where ranks or accumulated batches double, and that a loader's stays."""
+def test_each_rung_keeps_the_global_batch_whoever_gives_it(key):
+    """Check that a batch of a device is halved where accumulated batches double, and that a loader's stays."""
     layout = ParallelLayout(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
-    found = list(list_candidates(layout, has_blocks=True, batch_key=key))
-    for candidate in found:
-        typed = dict(word.split("=") for word in candidate.overrides)
+    typed: dict[str, str] = {}
+    for rung in ladder(layout, has_blocks=True, batch_key=key):
+        typed |= rung
         nodes = int(typed.get("trainer.num_nodes", layout.nodes))
         accumulate = int(typed.get("trainer.accumulate_grad_batches", layout.accumulate))
         micro_batch = int(typed.get("data.batch_size", layout.micro_batch))
         if key == "data.global_batch_size":
-            assert candidate.setup.global_batch == layout.global_batch and "data.batch_size" not in typed
+            assert layout.global_batch % (nodes * layout.devices * accumulate) == 0 and "data.batch_size" not in typed
         else:
             assert nodes * layout.devices * accumulate * micro_batch == layout.global_batch
-    assert any("accumulate" in word for candidate in found for word in candidate.overrides) == (key is not None)
-    assert any("strategy=fsdp" in candidate.overrides for candidate in found)
+    assert ("trainer.accumulate_grad_batches" in typed) == ("trainer.num_nodes" in typed) == (key is not None)
 
 
 @pytest.fixture
@@ -506,16 +527,12 @@ def test_a_plan_by_parameters_of_a_loaders_batch_has_ways_out(monkeypatch, loade
     """Check a network whose step cannot be traced: the batch is unknown, but strategies that shard it are proposed."""
     words = [*loader_decides, "trainer=ddp_4node", *JUWELS]
     cfg = composed(*words)
-    sizes = {"num_parameters": 7 * 10**9, "num_trained_per_rank": 7 * 10**9, "num_parameters_all_ranks": 7 * 10**9}
-    empty = {"buffer_bytes": 0, "num_tensors": 1, "forward": (), "backward": (), "all_reduced": ()}
-    empty |= dict.fromkeys(("saved", "output", "leftover"), BatchCost())
-    part = Part(name="before", forward_peak=(BatchCost(),), backward_peak=(BatchCost(),), **sizes, **empty)
-    trace = Trace((part,), "samples", 1, by_parameters="it reads a value")
-    monkeypatch.setattr(trace_cache, "load_traces", lambda cfg, setups: [trace] * len(setups))
+    trace = by_parameters(7 * 10**9)
+    monkeypatch.setattr(trace_cache, "load_trace", lambda cfg, setup: trace)
     made = prediction.predict(trace, setup_from_config(cfg), A100)
     assert made.fits is False and made.setup.micro_batch == 0
-    changes, _ = memory_check.find_fitting_changes(cfg, words, made)
-    assert changes and not any("accumulate" in change or "num_nodes" in change for change in changes)
+    change, _ = fitting_changes.find_fitting_change(cfg, words, trace, made.setup, A100)
+    assert change == "strategy=fsdp"
 
 
 @pytest.mark.parametrize("error", [None, trace_cache.TracingError("no module named x")])
@@ -523,16 +540,16 @@ def test_where_no_change_is_known_the_reason_is_told(monkeypatch, error, loader_
     words = [*loader_decides, "trainer=ddp", *JUWELS]
     cfg = composed(*words)
 
-    def load(cfg, setups):
+    def load(cfg, setup):
         if error:
             raise error
-        return [huge] * len(setups)
+        return huge
 
     huge = replace(of(ParallelLayout(nodes=1, devices=1, micro_batch=1)).trace, loader_batch_size=10**6)
-    monkeypatch.setattr(trace_cache, "load_traces", load)
+    monkeypatch.setattr(trace_cache, "load_trace", load)
     made = prediction.predict(huge, setup_from_config(cfg), A100)
-    changes, sentence = memory_check.find_fitting_changes(cfg, words, made)
-    assert not changes and ("no module named x" in sentence if error else "your loader" in sentence)
+    change, sentence = fitting_changes.find_fitting_change(cfg, words, huge, made.setup, A100)
+    assert not change and ("no module named x" in sentence if error else "your loader" in sentence)
 
 
 @pytest.mark.parametrize(("memory_gb", "fits"), [(None, None), (10, False), (500, True)])

@@ -11,7 +11,7 @@ from hpc.plan import collective_times, traffic
 from hpc.plan.collective_times import Group
 from hpc.plan.setup import ParallelLayout
 from hpc.plan.step_time import operations_seconds, optimizer_seconds, predict_step
-from hpc.plan.trace_types import BatchCost, Part, Trace, Work
+from hpc.plan.trace_types import BatchCost, ParameterGroup, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
@@ -27,18 +27,16 @@ def product(flops: float, weights: float) -> Work:
     return Work(BatchCost(per_example=flops), BatchCost(weights, 1.0))
 
 
-def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
-    forward = (product(flops, parameters),) if flops else ()
-    return Part(
-        name, parameters, parameters, parameters, tensors, 0, BatchCost(), BatchCost(per_example=1e6), (), (),
-        BatchCost(),
-        forward, forward * 2, (Work(BatchCost(), BatchCost(per_example=reduced), 4),) if reduced else (), forward,
-    )  # fmt: skip
+def group(name: str, parameters: int = 0, tensors: int = 1) -> ParameterGroup:
+    return ParameterGroup(name, parameters, parameters, parameters, tensors, buffer_bytes=0)
 
 
 def network(flops: float = 1e12, parameters: int = 10**9, blocks: int = 4, reduced: float = 0.0) -> Trace:
-    middle = [part(f"block {i}", flops, parameters, 10, reduced) for i in range(blocks)]
-    return Trace((part("before", 0, 10**6), *middle, part("after", flops / 2, 10**6), part("loss")), "tokens", 1024)
+    middle = [group(f"block {i}", parameters, 10) for i in range(blocks)]
+    forward = (*[product(flops, parameters)] * blocks, product(flops / 2, 10**6))
+    sums = [Work(BatchCost(), BatchCost(per_example=reduced), 4)] * blocks if reduced else []
+    groups = (group("before", 10**6), *middle, group("after", 10**6))
+    return Trace(groups, "tokens", 1024, forward=forward, backward=forward * 2, all_reduced=tuple(sums))
 
 
 def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() -> None:
@@ -125,11 +123,11 @@ def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:
     setups = [
         ParallelLayout(128, 8, 1, sharding=kind, precision="bf16-true", overlap=False) for kind in ("zero3", "fsdp")
     ]
-    blocks = [traffic.forward_gathers_time(replace(trace, parts=trace.blocks), setup, SLOW).total for setup in setups]
+    blocks = [traffic.forward_gathers_time(replace(trace, groups=trace.blocks), setup, SLOW).total for setup in setups]
     assert blocks[0] == pytest.approx(10 * blocks[1], rel=1e-3)
 
 
-def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None:
+def test_zero3_with_small_micro_batches_collapses() -> None:
     """Check the reason for table 2 of arXiv 2104.04473.
 
     A GPU's compute shrinks with the batch, but the parameters that it gathers do not.
@@ -144,22 +142,6 @@ def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None
         for nodes, micro in ((48, 4), (192, 1))
     )
     assert many.compute == pytest.approx(few.compute / 4) and many.communication > few.communication
-    piped = [
-        predict_step(trace, ParallelLayout(nodes, 8, 1, accumulate=times, pipeline=4, precision="bf16-true"), SLOW)
-        for nodes, times in ((48, 96), (192, 24))
-    ]
-    assert piped[1].seconds < 0.35 * piped[0].seconds
-
-
-def test_a_pipeline_waits_for_all_stages_but_one_and_less_if_interleaved() -> None:
-    """Check for (p - 1) / m of the ideal time, and (p - 1) / (v m) if interleaved: arXiv 2104.04473, section 2.2."""
-    plain = predict_step(network(), ParallelLayout(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
-    assert plain.bubble == pytest.approx(3 / 8 * plain.compute)
-    interleaved = predict_step(
-        network(), ParallelLayout(1, 4, 1, 8, pipeline=4, interleaved=3, precision="bf16-true"), IDEAL
-    )
-    assert interleaved.bubble == pytest.approx(plain.bubble / 3)
-    assert interleaved.communication > plain.communication
 
 
 def test_ddp_and_zero1_communicate_once_a_step_and_the_others_at_each_micro_batch() -> None:
@@ -189,23 +171,11 @@ def test_communication_hides_behind_computation_but_for_its_end() -> None:
     assert predict_step(network(flops=1e15), setup, half).communication == pytest.approx(all_of_it / 2)
 
 
-def test_tensor_parallel_ranks_wait_for_each_other_and_sum_again_what_is_computed_again() -> None:
+def test_tensor_parallel_ranks_wait_for_each_other() -> None:
     trace = network(reduced=1e9, parameters=0)
     setup = ParallelLayout(1, 8, 1, tensor_parallel=8, precision="bf16-true")
     sums = 16 * collective_times.all_reduce_seconds(1e9, Group(8, 1, 8), IDEAL)
     assert predict_step(trace, setup, IDEAL).communication == pytest.approx(sums)
-    assert predict_step(trace, replace(setup, checkpointing=True), IDEAL).communication == pytest.approx(1.5 * sums)
-
-
-def test_checkpointing_repeats_what_backward_needs() -> None:
-    trace = network()
-    parts = [replace(one, recomputed=one.recomputed[:0]) if one.name == "block 0" else one for one in trace.parts]
-    plain, kept, all_but_one = (
-        predict_step(one, ParallelLayout(1, 1, 1, checkpointing=again, precision="bf16-true"), IDEAL).compute
-        for one, again in ((trace, False), (trace, True), (replace(trace, parts=tuple(parts)), True))
-    )
-    block = 1e12 / (0.5 * 100e12)
-    assert (kept - plain, all_but_one - plain) == pytest.approx((4 * block, 3 * block))
 
 
 def test_the_flops_are_three_times_those_of_forward() -> None:
@@ -252,7 +222,7 @@ def test_better_hardware_is_never_slower(one: Machine, setup: ParallelLayout, wh
     }[what]()
     before, after = predict_step(trace, setup, one), predict_step(trace, setup, better)
     assert after.seconds <= before.seconds * (1 + 1e-9)
-    assert min(before.compute, before.communication, before.optimizer, before.bubble) >= 0
+    assert min(before.compute, before.communication, before.optimizer) >= 0
 
 
 def test_zero_updates_copies_in_fp32():

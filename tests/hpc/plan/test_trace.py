@@ -12,12 +12,12 @@ from fork import PACKAGE
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as collectives
 
-from hpc.config import compose, preflight
+from hpc.config import arguments, compose, parse
 from hpc.plan import trace_cache, tracer
 from hpc.plan.measured_step import NotTraceable, _tensor_parallel_mesh
 from hpc.plan.meter import Meter
 from hpc.plan.setup import setup_from_config
-from hpc.plan.trace_types import Trace, highest
+from hpc.plan.trace_types import BatchCost, Trace
 from hpc.training.fake_tensors import fake_tensor_mode
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
@@ -35,12 +35,18 @@ def traced(make: Any = small_gpt, optimize: Any = SGD, parameters: str = "32", *
 
 
 def flops(trace: Trace, direction: str) -> float:
-    return sum(work.count * work.flops.per_example for part in trace.parts for work in getattr(part, direction))
+    return sum(work.count * work.flops.per_example for work in getattr(trace, direction))
+
+
+def peak(trace: Trace, examples: int, *, is_head: bool | None = None) -> float:
+    """Return the most bytes of activations; `is_head`: of the levels with or without the head."""
+    levels = [level for level in trace.levels if is_head in (None, level.is_head)]
+    return max(level.activations.at(examples) for level in levels)
 
 
 def test_parts_parameters_and_operations_are_those_of_the_network():
     network, trace = GPT(**GPT_SIZES), traced()
-    assert [part.name for part in trace.parts] == ["before", "block 0", "block 1", "after", "loss"]
+    assert [group.name for group in trace.groups] == ["outside the blocks", "block 0", "block 1"]
     assert trace.num_parameters == trace.num_trained_per_rank == sum(p.numel() for p in network.parameters())
     assert trace.blocks[0].num_parameters == sum(p.numel() for p in network.blocks[0].parameters())
     assert trace.blocks[0].num_tensors == len(list(network.blocks[0].parameters()))
@@ -65,30 +71,47 @@ def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
     monkeypatch.setattr(tracer, "FEW", 40)
     monkeypatch.setattr(tracer, "MORE", 41)
     large = traced()
-    for small_part, large_part in zip(small.parts, large.parts, strict=True):
-        assert small_part.saved.at(40) == large_part.saved.at(40)
-        assert highest(small_part.forward_peak, 40) == highest(large_part.forward_peak, 40)
-        assert highest(small_part.backward_peak, 40) == highest(large_part.backward_peak, 40)
+    for is_head in (False, True):
+        assert peak(small, 40, is_head=is_head) == peak(large, 40, is_head=is_head)
 
 
 def test_autocast_keeps_half_and_copies_of_weights():
     """Check autocast as with CUDA: normalization stays in fp32."""
-    plain, mixed = traced(), traced(autocast="bf16")
-    weights = sum(p.numel() for p in GPT(**GPT_SIZES).blocks[0].parameters() if p.ndim == 2)
-    assert mixed.blocks[0].saved.fixed - plain.blocks[0].saved.fixed == pytest.approx(2 * weights, rel=0.05)
-    assert 0.5 < mixed.blocks[0].saved.per_example / plain.blocks[0].saved.per_example < 0.8
+    plain, mixed = (end_of_blocks(traced(autocast=autocast)) for autocast in (None, "bf16"))
+    weights = sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters() if p.ndim == 2)
+    assert mixed.fixed - plain.fixed == pytest.approx(2 * weights, rel=0.05)
+    assert 0.5 < mixed.per_example / plain.per_example < 0.8
+
+
+def end_of_blocks(trace: Trace) -> BatchCost:
+    """Return the bytes at the end of the last block's forward, when no gradient is there yet but old ones."""
+    levels = [level.activations for level in trace.levels if not level.is_head and level.gradients == 1.0]
+    return max(levels, key=lambda activations: activations.at(10**6))
+
+
+def test_checkpointing_repeats_what_backward_needs():
+    """Check that a block runs again up to its last product, whose result backward does not need."""
+    plain, again = (traced(checkpointing=checkpointing) for checkpointing in (False, True))
+    assert flops(again, "forward") == flops(plain, "forward") and again.groups == plain.groups
+    layers, width, time = 2, 64, 32
+    block = time * (2 * sum(p.numel() for p in small_gpt().blocks[0].parameters() if p.ndim == 2) + 4 * width * time)
+    last = 2 * time * 4 * width * width
+    assert flops(again, "backward") - flops(plain, "backward") == layers * (block - last)
+    assert peak(again, 64) < 0.7 * peak(plain, 64)
 
 
 def test_ranks_that_share_layers_hold_and_do_their_share():
     """Check Megatron's split: two all-reduces forward and two backward for each block's output."""
     whole, half = traced(), traced(tensor_parallel=2)
+    again = traced(tensor_parallel=2, checkpointing=True)
     block, shared = whole.blocks[0], half.blocks[0]
     norms = 2 * 64
     assert shared.num_parameters == (block.num_parameters - norms) / 2 + norms
     assert flops(half, "forward") < 0.6 * flops(whole, "forward")
-    assert sum(work.count for work in shared.all_reduced) == 4
-    assert sum(work.count * work.bytes.per_example for work in shared.all_reduced) == 4 * 32 * 64 * 4
-    assert not block.all_reduced
+    assert sum(work.count for work in half.all_reduced) == 2 * 4
+    assert sum(work.count * work.bytes.per_example for work in half.all_reduced) == 2 * 4 * 32 * 64 * 4
+    assert sum(work.count for work in again.all_reduced) in (2 * 5, 2 * 6)  # those of forward, for a second time
+    assert not whole.all_reduced
 
 
 def test_a_gather_and_a_scatter_cost_together_what_an_all_reduce_costs():
@@ -96,11 +119,11 @@ def test_a_gather_and_a_scatter_cost_together_what_an_all_reduce_costs():
     with _tensor_parallel_mesh(2) as mesh, fake_tensor_mode():
         group, whole, shard = mesh.get_group(), torch.zeros(8, 64), torch.zeros(4, 64)
         with Meter(nn.Linear(1, 1)) as meter:
-            meter.enter("before", "forward")
+            meter.begin()
             collectives.all_reduce(whole, "sum", group)
             collectives.all_gather_tensor(shard, 0, group)
             collectives.reduce_scatter_tensor(whole, "sum", 0, group)
-    assert meter.runs["before", "forward"].reduced == [8 * 64 * 4, 4 * 64 * 4, 4 * 64 * 4]
+    assert [operation.bytes for operation in meter.reduced] == [8 * 64 * 4, 4 * 64 * 4, 4 * 64 * 4]
 
 
 class Looks(nn.Module):
@@ -125,7 +148,7 @@ def test_an_error_names_the_operation_that_cannot_be_traced():
 
 def test_a_network_without_blocks_is_one_part():
     trace = traced(lambda: GPTLess())
-    assert [part.name for part in trace.parts] == ["before", "loss"]
+    assert [group.name for group in trace.groups] == ["outside the blocks"]
     assert trace.num_parameters == 20
     assert trace.unit == "samples"
 
@@ -145,52 +168,53 @@ def asked(tmp_path, monkeypatch):
     """Return a config and its setup, with a separate cache."""
     monkeypatch.setattr(trace_cache, "CACHE", tmp_path / "traces")
     cfg = compose.compose_overrides(["model=gpt_tiny", "data=stdlib"])
-    preflight.check_config(cfg)
-    return cfg, [setup_from_config(cfg)]
+    parsed = parse.parse(cfg)
+    arguments.check_files(parsed)
+    return parsed, setup_from_config(parsed)
 
 
 @pytest.mark.slow
 def test_a_trace_is_made_once_and_then_read_from_the_cache(asked, monkeypatch, capsys):
-    (made,) = trace_cache.load_traces(*asked)
+    made = trace_cache.load_trace(*asked)
     assert made.num_parameters == 820_352 and "tracing" in capsys.readouterr().err
     monkeypatch.setattr(trace_cache.subprocess, "run", None)  # from here on the cache must answer without a process
-    assert trace_cache.load_traces(*asked) == [made]
+    assert trace_cache.load_trace(*asked) == made
     (file,) = trace_cache.CACHE.iterdir()
     file.write_text(file.read_text()[:-50])  # a crash cut it short
     with pytest.raises(TypeError):
-        trace_cache.load_traces(*asked)
+        trace_cache.load_trace(*asked)
 
 
 @pytest.mark.slow
 def test_another_network_is_another_trace(asked, monkeypatch):
-    cfg, setups = asked
-    trace_cache.load_traces(cfg, setups)
+    cfg, setup = asked
+    trace_cache.load_trace(cfg, setup)
     monkeypatch.setattr(trace_cache.subprocess, "run", None)
     cfg.model.network.width = 64
     with pytest.raises(TypeError):
-        trace_cache.load_traces(cfg, setups)
+        trace_cache.load_trace(cfg, setup)
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(asked, monkeypatch):
     monkeypatch.setattr(trace_cache, "CACHE", trace_cache.PROJECT / "train.py" / "no folder")
-    monkeypatch.setattr(trace_cache, "_run_tracer", lambda questions: [traced() for _ in questions])
-    assert trace_cache.load_traces(*asked)[0].num_parameters
+    monkeypatch.setattr(trace_cache, "_run_tracer", lambda question: traced())
+    assert trace_cache.load_trace(*asked).num_parameters
 
 
 @pytest.mark.soak
 @pytest.mark.slow
 def test_an_error_of_the_tracers_process_is_reported(asked):
-    cfg, setups = asked
+    cfg, setup = asked
     cfg.model.network.num_heads = 3
-    (trace,) = trace_cache.load_traces(cfg, setups)
+    trace = trace_cache.load_trace(cfg, setup)
     assert re.search(r"gpt.py:\d+, `.*`: RuntimeError: shape .* is invalid.*aten.view.default", trace.by_parameters)
     cfg.model.network["_target_"] = "no.such.thing"
     with pytest.raises(trace_cache.TracingError, match="No module named 'no'"):
-        trace_cache.load_traces(cfg, setups)
+        trace_cache.load_trace(cfg, setup)
 
 
 def test_the_question_is_plain_data(asked):
-    assert json.dumps(trace_cache._trace_request(asked[0], asked[1][0]))
+    assert json.dumps(trace_cache._trace_request(*asked))
 
 
 class Recurrent(nn.Module):
@@ -227,19 +251,28 @@ def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, 
     monkeypatch.setattr(trace_cache, "SOURCES", tmp_path / "src")
     package = f"src/{PACKAGE}"
     sources = [f"{package}/models/net.py", f"{package}/data/text.py", "src/another/net.py", "src/net.py"]
-    sources += ["constraints.txt"]
-    beside = ["src/hpc/jobs/job.py"]
-    for name in [*sources, *beside]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("width = 1\n")
-    seen = {trace_cache._digest({})}
+    sources += ["constraints.txt", "src/hpc/training/blocks.py"]  # of a copy of hpc that its owner changes
+    library = tmp_path / "clone" / "src" / "hpc"
+    monkeypatch.setattr(trace_cache, "LIBRARY", library)
+    beside = library / "plan" / "tracer.py"
+    for path in [*(tmp_path / name for name in sources), beside]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("width = 1\n")
+    seen: set[str] = set()
+
+    def is_new(version: str = "0.3.0+gabc") -> bool:
+        monkeypatch.setattr(trace_cache, "library_version", lambda: version)
+        digest, num_seen = trace_cache._digest({}), len(seen)
+        seen.add(digest)
+        return len(seen) > num_seen
+
+    assert is_new() and not is_new()
     for name in sources:
         (tmp_path / name).write_text("width = 2\n")
-        seen.add(trace_cache._digest({}))
-    assert len(seen) == 1 + len(sources)
-    for name in beside:
-        (tmp_path / name).write_text("width = 2\n")
-        assert trace_cache._digest({}) in seen
+        assert is_new(), name
+    assert is_new("0.3.0+gdef") and is_new("0.3.0+gabc.dirty") and is_new("0.3.0+unknown")
+    beside.write_text("width = 2\n")
+    assert not is_new() and is_new("0.3.0+gabc.dirty") and is_new("0.3.0+unknown")
 
 
 def test_the_root_cause_of_an_error_is_reported():

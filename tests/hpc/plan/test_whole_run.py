@@ -6,7 +6,7 @@ import pytest
 
 from hpc.plan import whole_run
 from hpc.plan.setup import ParallelLayout
-from hpc.plan.trace_types import BatchCost, Part, Trace
+from hpc.plan.trace_types import ParameterGroup, Trace
 from hpc.plan.whole_run import (
     MAX_WARNING_SECONDS,
     START_SECONDS,
@@ -17,12 +17,7 @@ from hpc.plan.whole_run import (
 )
 
 FOUR_NODES = ParallelLayout(4, 8, 1, precision="bf16-mixed")
-PART = Part(
-    name="before", num_parameters=10**9, num_trained_per_rank=10**9, num_parameters_all_ranks=10**9, num_tensors=1,
-    buffer_bytes=8, saved=BatchCost(), output=BatchCost(), forward_peak=(), backward_peak=(), leftover=BatchCost(),
-    forward=(), backward=(), all_reduced=(),
-)  # fmt: skip
-BILLION = Trace((PART,), "tokens", 1024)
+BILLION = Trace((ParameterGroup("all", 10**9, 10**9, 10**9, num_tensors=1, buffer_bytes=8),), "tokens", 1024)
 
 
 def test_without_a_limit_the_run_is_one_job() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from hpc.logging import positions
 from hpc.report import overview
 from hpc.run import attempt_log, claim, history
-from hpc.training import log_positions, skipped_samples
+from hpc.training import skipped_samples
 
 START = {
     "event": "start", "attempt": 1, "time": 1e9, "job": "17", "from_step": 0, "hosts": ["n1"], "world_size": 2,
     "gpus_per_node": 0, "launcher": "srun", "code": "ab", "log_dirs": ["tensorboard"], "writer": "n1.7",
-    "logs": {"tensorboard/x": 3}, "reached": {"tensorboard/x": 5},
+    "logs": {"tensorboard/x": 3}, "reached": {"tensorboard/x": 5}, "logger_ids": {"wandb": "ab"},
 }  # fmt: skip
 END = {
     "event": "end",
@@ -65,7 +66,7 @@ def read(folder: Path) -> list[str]:
     claim.newest_attempt(folder)
     events = attempt_log.read_events(folder)
     skipped_samples.num_skipped_batches(folder, 3, attempt=1)
-    log_positions.truncate_logs(folder, [], positions={}, events=events)
+    positions.truncate_logs(folder, [], positions={}, writers=positions.writers(events))
     claim.is_claim_before_requeue(folder, {"job": "17", "restart": 1, "host": "n1"})
     return said + overview.write_report_or_table([folder.parent])
 

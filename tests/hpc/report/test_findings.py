@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hpc.config import compose, preflight
-from hpc.config.sections import Layout, derive_layout
+from hpc.config import compose, parse
+from hpc.config.layout import Layout, derive_layout
 from hpc.report.endings import Ending, explain_ending
 from hpc.report.findings import list_findings
 from hpc.report.run_statistics import RunStatistics
@@ -57,31 +57,28 @@ CASES = [
     pytest.param([*IMAGES, "data.num_workers=0"], {"step": WAITS}, "50 %", "data.num_workers=2", id="no worker"),
     pytest.param(FEW, {"step": WAITS, "cpu_percent": 99.0}, "50 %", None, id="no core left"),
     pytest.param([*TEXT, "cluster.node_local=/tmp"], {"step": WAITS}, "50 %", "data.stage=true", id="stage"),
-    pytest.param(GPU, {"wall": {"validation": 250.0}}, "Validation takes 20 %", "+trainer.check_val_every_n_epoch=5",
+    pytest.param(GPU, {"wall": {"validation": 250.0}}, "Validation takes 20 %", "trainer.check_val_every_n_epoch=5",
                  id="validation"),
     pytest.param([*GPU, "trainer.max_epochs=3"], {"wall": {"validation": 250.0}}, "20 %",
-                 "+trainer.check_val_every_n_epoch=3", id="validation at the end only"),
+                 "trainer.check_val_every_n_epoch=3", id="validation at the end only"),
     pytest.param([*GPU, "experiment=text"], {"wall": {"validation": 250.0}}, "20 %",
-                 "++trainer.val_check_interval=2000", id="validation by steps, of which there are 2000"),
+                 "trainer.val_check_interval=2000", id="validation by steps, of which there are 2000"),
     pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}}, "20 %",
-                 "++trainer.val_check_interval=500", id="validation by steps, as typed"),
+                 "trainer.val_check_interval=500", id="validation by steps, as typed"),
     pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": LONG_VALIDATION, "steps_per_epoch": 300}, "20 %",
-                 "++trainer.val_check_interval=300", id="validation no rarer than the run is long"),
+                 "trainer.val_check_interval=300", id="validation no rarer than the run is long"),
     pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": LONG_VALIDATION, "steps_per_epoch": 150}, "20 %",
                  None, id="validation is rare"),
     pytest.param([*GPU, "+trainer.val_check_interval=0.25"], {"wall": {"validation": 250.0}}, "20 %",
-                 "++trainer.val_check_interval=1.0", id="validation within an epoch"),
+                 "trainer.val_check_interval=1.0", id="validation within an epoch"),
     pytest.param([*GPU, "checkpoint.every_n_steps=10"], {"wall": {"checkpoints": 100.0}}, "5 of them, 100 s",
                  "checkpoint.every_n_steps=50", id="checkpoints by steps"),
     pytest.param([*GPU, "checkpoint.every_minutes=3"], {"wall": {"checkpoints": 100.0}}, "hold up training",
                  "checkpoint.every_minutes=17", id="checkpoints by the clock"),
-    pytest.param(GPU, {"wall": {"checkpoints": 100.0}}, "5 of them", "+trainer.check_val_every_n_epoch=5", id="best"),
+    pytest.param(GPU, {"wall": {"checkpoints": 100.0}}, "5 of them", "trainer.check_val_every_n_epoch=5", id="best"),
     pytest.param([*GPU, "cluster.node_local=/tmp"], {"wall": {"start-up": 330.0}}, "Starting takes 25 %",
                  "cluster.stage_env=true", id="start from the node"),
     pytest.param(GPU, {"wall": {"start-up": 330.0}}, "5.5 min in 1 start", "strategy.compile=false", id="compiling"),
-    pytest.param(EAGER, {"gpu_percent": 55.0}, "busy 55 %", "strategy.compile=true", id="idle"),
-    pytest.param([*GPU, "trainer.accumulate_grad_batches=4"], {"gpu_percent": 55.0}, "busy 55 %",
-                 "trainer.accumulate_grad_batches=2", id="idle, small micro-batch"),
     pytest.param(GPU, LEFT, "8.0 GB of a GPU's 42.3 GB", "data.global_batch_size=128", id="memory left"),
     pytest.param([*GPU, "strategy.activation_checkpointing=true"], LEFT, "42.3 GB",
                  "strategy.activation_checkpointing=false", id="memory left, computed twice"),
@@ -110,7 +107,7 @@ def test_what_to_try(words: list[str], numbers: dict[str, Any], expected: str, o
     if override:  # the override can be typed, and the run submitted
         changed = compose.compose_overrides([*words, *override.split()], personal=False)
         if override != "trainer=gpu":  # on another machine
-            preflight.check_rules(changed)
+            parse.parse(changed)
         is_doubled = layout(words).global_batch_size != layout([*words, *override.split()]).global_batch_size
         assert is_doubled == ("the global batch doubles" in sentence)
     assert len(more) <= 2
@@ -199,7 +196,7 @@ def test_after_a_full_gpu_the_same_global_batch_is_computed_in_smaller_pieces(
     before, after = layout(words), layout([*words, *first.split()])
     assert (after.global_batch_size, after.world_size) == (before.global_batch_size, before.world_size)
     assert after.micro_batch_size < before.micro_batch_size
-    preflight.check_rules(compose.compose_overrides([*words, *first.split()], personal=False))
+    parse.parse(compose.compose_overrides([*words, *first.split()], personal=False))
     # The converse: the memory is not used, so the pieces may be as large as before.
     (sentence, *_) = list_findings(make_statistics(**LEFT), config([*words, *first.split()]))
     (back,) = re.findall("`(.+?)`", sentence)

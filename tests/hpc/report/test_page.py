@@ -8,15 +8,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from html.parser import HTMLParser
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from desk import qstat
 from fork import ENVIRON, PROJECT
 from rich.console import Console
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -25,15 +25,14 @@ from hpc.charts import chart
 from hpc.charts import page as charts_page
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import accounts, blocks, overview, page, run_charts, run_data, terminal
+from hpc.report import blocks, overview, page, run_charts, run_data, run_rates, terminal
 from hpc.run import attempt_log, causes, history
-from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
 SECTIONS = [
     "What limits the run", "Curves", "Throughput", "Where the time goes", "Use of the nodes",
-    "Scheduler accounting", "Attempts", "Environment", "Config",
+    "Attempts", "Environment", "Config",
 ]  # fmt: skip
 
 
@@ -103,18 +102,32 @@ def phase(run_dir: Path, what: str, begin: float, end: float, attempt: int = 1) 
         stream.write(json.dumps(note) + "\n")
 
 
-def sampled(run_dir: Path, host: str, skew: float = 0.0) -> Path:
+def sampled(run_dir: Path, host: str) -> Path:
     """Write a sample every 10 seconds: GPUs are idle during startup and at 50 % in training."""
-    names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
-    lines = [",".join(["time", "attempt", "cpu_percent", "memory_gb", "net_in_mbs", *names])]
-    for attempt, begin in ((1, 0), (2, 700)):
-        for when in range(10, 601, 10):
-            gpu = "0,1.5,100,30" if when <= 60 else "52,12.25,300,61"
-            lines.append(f"{BEGAN + skew + begin + when},{attempt},35.5,80.1,,{gpu},{gpu}")
-    file = run_dir / "monitor" / f"{host}.csv"
+    file = node_usage.samples_file(run_dir, host)
     file.parent.mkdir(exist_ok=True)
-    file.write_text("\n".join(lines) + "\n")
+    rows = [
+        sample(BEGAN + begin + when, attempt, [0, 1.5, 100, 30] if when <= 60 else [52, 12.25, 300, 61])
+        for attempt, begin in ((1, 0), (2, 700))
+        for when in range(10, 601, 10)
+    ]
+    file.write_text("".join(rows))
     return file
+
+
+def sample(time: float, attempt: int, gpu: list[float]) -> str:
+    """Return a line of samples, with two GPUs that do the same."""
+    metrics = ("percent", "memory_gb", "watts", "celsius")
+    gpus = {f"gpu{i}_{name}": value for i in (0, 1) for name, value in zip(metrics, gpu, strict=True)}
+    values = {"time": time, "attempt": attempt, "cpu_percent": 35.5, "memory_gb": 80.1, "net_in_mbs": None}
+    return json.dumps(values | gpus) + "\n"
+
+
+def edit_samples(file: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        edit(row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def curves(run_dir: Path, steps: int = 100) -> Path:
@@ -267,11 +280,8 @@ def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
 
 
 def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
-    for file in run_dir.glob("monitor/*.csv"):  # requeued at once
-        head, *lines = (line.split(",", 1) for line in file.read_text().splitlines())
-        times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
-        table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
-        file.write_text("".join(",".join(line) + "\n" for line in table))
+    for file in run_dir.glob("monitor/node-*.jsonl"):  # requeued at once
+        edit_samples(file, lambda row: row.update(time=row["time"] - (98 if row["attempt"] == 2 else 0)))
     points = used(run_data.read_run_data(history.find_runs(run_dir)[0])).series[0].points
     assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
 
@@ -338,6 +348,9 @@ def test_the_page_loads_nothing(run_dir: Path) -> None:
 def test_each_attempt_has_its_reason_after_a_resume_too(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 600,) * 2)
     cells = reported(run_dir)[0].under("Attempts")
     assert "10 min | 1 | killed | it recorded no end" in cells, "to the step of its last phase"
     causes.write_cause(run_dir, 1, rank=1, host="n1", error="ValueError: no such label", stack="Traceback")
@@ -363,7 +376,7 @@ def test_the_first_sentence_explains_why_a_run_failed(run_dir: Path) -> None:
 EVIL = "<script>alert(1)</script>\x1b[2J\x07\u202e\"'&`"
 
 
-def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_text_stays_text(run_dir: Path) -> None:
     evil = run_dir.rename(run_dir.with_name("<b>\x1b[2J&amp;"))
     (evil / "config.yaml").write_text(
         (evil / "config.yaml").read_text().replace("name: ddp", f"name: {json.dumps(EVIL)}")
@@ -373,11 +386,10 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     )
     attempt_log.record_start(evil, 3, environ={}, hosts=[EVIL], world_size=4)
     attempt_log.record_end(evil, None, attempt=3, step=1, outcome=EVIL, why=EVIL, metrics={EVIL: 1.0})
-    (evil / "monitor" / "n1.csv").rename(evil / "monitor" / f"{EVIL.replace('/', '')}.csv")
+    (evil / "monitor" / "node-n1.jsonl").rename(node_usage.samples_file(evil, EVIL.replace("/", "")))
     writer = SummaryWriter(str(evil / "tensorboard"))
     writer.add_scalar(EVIL, 1.0, 1)
     writer.close()
-    monkeypatch.setattr(accounts, "query_accounts", lambda *_: ([accounts.JobAccount(*[EVIL] * 7)], ""))
     read, lines = reported(evil)
     assert "b" not in read.tags and read.num_scripts == 2
     text = (evil / "report.html").read_text().replace(charts_page.read_plotly_js().decode(), "")
@@ -401,19 +413,29 @@ def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
     read = event_files.read_curves(run_dir / "tensorboard")
     assert 0 < len(read.points["train/loss"]) <= len(whole["train/loss"])
     assert "val/loss" not in read.points
-    assert "ends in the middle of a record; the points before that are shown" in "".join(missing(run_dir))
+    (note,) = missing(run_dir)
+    assert note.startswith(f"{file.name}: damaged or cut off at byte ") and note.endswith(
+        "points before that are shown"
+    )
     assert "train/loss" in "\n".join(reported(run_dir)[1])
 
 
-def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
+def test_curves_end_before_a_damaged_record_and_the_page_says_so(run_dir: Path) -> None:
     (file,) = (run_dir / "tensorboard").iterdir()
     content = file.read_bytes()
-    at = content.index(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its value
+    whole = event_files.read_curves(run_dir / "tensorboard").points["train/loss"]
+    at = content.rindex(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its last value
     file.write_bytes(content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :])
     points = event_files.read_curves(run_dir / "tensorboard").points["train/loss"]
-    assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
-    assert len(points) == 9
-    assert missing(run_dir) == [f"{file.name}: 1 damaged record(s) left out"]
+    assert points == whole[:-1] and len(points) == 9, "a value that is wrong is not shown"
+    (note,) = missing(run_dir)
+    assert note.startswith(f"{file.name}: damaged or cut off at byte ")
+    position = int(note.partition("at byte ")[2].split()[0])
+    assert 0 < at - position < 100, "at the beginning of that record"
+    writer = SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=".x")  # the next attempt's
+    writer.add_scalar("train/loss", 0.5, 200)
+    writer.close()
+    assert event_files.read_curves(run_dir / "tensorboard").points["train/loss"] == [*points, (200, 0.5)]
 
 
 def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
@@ -521,18 +543,15 @@ def test_a_run_that_is_still_running(run_dir: Path, commands: Path) -> None:
     assert "not recorded an end" in reported(run_dir)[0].under("Attempts")
 
 
-def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: Path) -> None:
+def test_an_attempt_without_an_end_lasted_until_its_last_heartbeat(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was killed
     spans = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
     assert [span.is_end_recorded for span in spans] == [False, True]
-    assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
-    for file in run_dir.glob("monitor/*.csv"):
-        file.unlink()
+    assert spans[0].end == BEGAN + 30  # it has left none: its start was recorded then
     (run_dir / "claims").mkdir()
     (run_dir / "claims" / "000001.beat").touch()  # long after the second one began: a copy
-    spans = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
-    assert spans[0].end == BEGAN + 333  # its last phase
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).spans[0].end == BEGAN + 30
     os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 580,) * 2)
     assert run_data.read_run_data(history.find_runs(run_dir)[0]).spans[0].end == BEGAN + 580
 
@@ -592,29 +611,25 @@ def test_no_monitor(run_dir: Path) -> None:
 
 
 def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
-    (run_dir / "monitor" / "n2.csv").unlink()
+    (run_dir / "monitor" / "node-n2.jsonl").unlink()
     assert missing(run_dir) == ["there are no samples of n2"]
-    (run_dir / "monitor" / "n2.csv").write_text("time,attempt\n")
-    assert missing(run_dir) == ["n2.csv has no sample"]
+    (run_dir / "monitor" / "node-n2.jsonl").touch()
+    assert missing(run_dir) == ["node-n2.jsonl has no sample"]
     assert ", of 2 GPU(s)" in reported(run_dir)[0].under("Use of the nodes")
 
 
 def without_power(file: Path, *gpus: int) -> None:
     """Make these GPUs report no power."""
-    lines = [line.split(",") for line in file.read_text().splitlines()]
-    for cells in lines[1:]:
-        for gpu in gpus:
-            cells[lines[0].index(f"gpu{gpu}_watts")] = ""
-    file.write_text("".join(",".join(cells) + "\n" for cells in lines))
+    edit_samples(file, lambda row: row.update(dict.fromkeys(f"gpu{gpu}_watts" for gpu in gpus)))
 
 
 def test_power_that_is_unknown_is_no_energy_of_0(run_dir: Path) -> None:
-    whole = node_usage.read_node(run_dir / "monitor" / "n1.csv")[0].energy_joules()
-    without_power(run_dir / "monitor" / "n1.csv", 1)
-    assert whole and node_usage.read_node(run_dir / "monitor" / "n1.csv")[0].energy_joules() == whole / 2
+    whole = node_usage.read_node(run_dir / "monitor" / "node-n1.jsonl")[0].energy_joules()
+    without_power(run_dir / "monitor" / "node-n1.jsonl", 1)
+    assert whole and node_usage.read_node(run_dir / "monitor" / "node-n1.jsonl")[0].energy_joules() == whole / 2
     assert ", of 3 of 4 GPU(s): others report no power" in reported(run_dir)[0].under("Use of the nodes")
-    without_power(run_dir / "monitor" / "n1.csv", 0)
-    without_power(run_dir / "monitor" / "n2.csv", 0, 1)
+    without_power(run_dir / "monitor" / "node-n1.jsonl", 0)
+    without_power(run_dir / "monitor" / "node-n2.jsonl", 0, 1)
     assert "energy" not in reported(run_dir)[0].under("Use of the nodes")
 
 
@@ -651,39 +666,29 @@ def test_the_page_names_curves_that_it_does_not_show(run_dir: Path) -> None:
 def test_gaps_between_samples_count_no_energy(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
     before = node_usage.read_node(file)[0].energy_joules()
-    file.write_text(file.read_text() + f"{BEGAN + 9000},2,35.5,80.1,,52,12.25,300,61,52,12.25,300,61\n")
+    file.write_text(file.read_text() + sample(BEGAN + 9000, 2, [52, 12.25, 300, 61]))
     assert node_usage.read_node(file)[0].energy_joules() == before
 
 
 def test_a_number_without_the_end_of_its_line_may_be_half_of_one(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
-    cut(file, 2)  # 61, the newline and a digit
+    cut(file, 3)  # of 61: the newline, the brace and a digit
     node, damaged = node_usage.read_node(file)
     assert damaged == 1
     assert set(node.gpu_columns("celsius")[1]) == {30, 61}
 
 
 def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
-    file = run_dir / "monitor" / "n1.csv"
+    file = run_dir / "monitor" / "node-n1.jsonl"
     whole = node_usage.read_node(file)[0].columns["time"]
-    file.write_text(file.read_text() + "1,2\n" + f"{BEGAN + 1310},2,x,,,,,,,,,,\n" + f"{BEGAN + 1320},2,99,1")
+    late = sample(BEGAN + 1310, 2, [52, 12.25, 300, 61])
+    file.write_text(file.read_text() + "1,2\n" + late.replace("35.5", '"x"') + late[:-30])
     node, damaged = node_usage.read_node(file)
     assert damaged == 3
     assert node.columns["time"] == whole
-    assert missing(run_dir) == ["n1.csv: 3 damaged line(s) left out"]
-    (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
-    assert missing(run_dir)[1:] == ["n2.csv has no sample"]
-    reported(run_dir)
-
-
-def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
-    sampled(run_dir, "n2", skew=7200)
-    assert missing(run_dir) == ["120 samples of n2 lie outside the run: its clock is wrong"]
-    lines = {
-        series.name: series.points for series in used(run_data.read_run_data(history.find_runs(run_dir)[0])).series
-    }
-    assert len(lines["n1"]) > 100
-    assert lines["n2"] == []
+    assert missing(run_dir) == ["node-n1.jsonl: 3 damaged line(s) left out"]
+    (run_dir / "monitor" / "node-n2.jsonl").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
+    assert missing(run_dir)[1:] == ["node-n2.jsonl has no sample"]
     reported(run_dir)
 
 
@@ -698,7 +703,7 @@ def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
     assert node_usage.read_phases(run_dir) == before
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/n1.csv",
+@pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/node-n1.jsonl",
                                   "monitor/phases.jsonl"])  # fmt: skip
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\x00\xfe", b"[[[[", b"{}", b"a: [1", b"NaN", b'{"event": "start", "time": NaN}']
@@ -728,7 +733,7 @@ def test_damage_is_named_and_nothing_is_concluded_from_it(file: str, note: str, 
     assert ("the files that record them are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
     if file.endswith("jsonl"):
         text = "\n".join(lines)
-        assert "Starting takes" not in text and "clock" not in text and "node-hours" not in text
+        assert "Starting takes" not in text and "node-hours" not in text
         assert "waits for data during 50 %" in text, "that stands elsewhere"
 
 
@@ -745,7 +750,7 @@ def test_a_network_check_shows_its_table(tmp_path: Path, monkeypatch: pytest.Mon
     read, lines = reported(run)
     assert "  size |   <time>" in read.under("Network check")
     assert "    size |   <time>" in lines
-    assert [heading for heading in SECTIONS if heading in lines] == ["Scheduler accounting", "Attempts", "Environment"]
+    assert [heading for heading in SECTIONS if heading in lines] == ["Attempts", "Environment"]
     assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.texts[0][0]).split(" | "))
 
 
@@ -809,7 +814,7 @@ def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
     before = run_data.read_run_data(history.find_runs(run_dir)[0]).joules
     for number in range(3, 71):
         sampled(run_dir, f"n{number}")
-    (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
+    (slow := node_usage.samples_file(run_dir, "n66")).write_text(slow.read_text().replace(" 52,", " 21,"))
     data = run_data.read_run_data(history.find_runs(run_dir)[0])
     assert data.notes == []
     assert before and data.joules == pytest.approx(35 * before), "of all nodes"
@@ -823,62 +828,12 @@ def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
 def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_data.read_run_data(history.find_runs(run_dir)[0])
     monkeypatch.setattr(
-        node_usage, "MAX_BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3
+        node_usage, "MAX_BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/node-*.jsonl")) // 3
     )
     data = run_data.read_run_data(history.find_runs(run_dir)[0])
     assert data.notes == ["only one in 3 of the samples of the 2 nodes is read"]
     assert len(data.nodes[0].times) == 40
     assert data.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
-
-
-# -- Scheduler accounting --
-
-SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
-17.batch|COMPLETED|00:10:00|900K|00:01:00|cpu=32|0:0
-17.0|COMPLETED|00:10:00|31.5G|00:59:00|cpu=64|0:0
-18|FAILED|00:00:01|||node=2|1:0
-"""
-
-
-def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -> None:
-    stub(commands, "sacct", f"echo \"$*\" >{commands}/asked\nprintf '%s' '{SACCT}{SACCT}'")
-    job_accounts, reason = accounts.query_accounts("slurm", ["17", "17", "--help"], {os.getuid()})
-    asked = (commands / "asked").read_text().split()
-    assert asked[-1] == "--jobs=17"
-    assert "--duplicates" in asked  # each start of a requeued job
-    assert reason == ""
-    cells = ("17", "COMPLETED", "00:10:00", "31.5G", "01:00:00", "cpu=64,gres/gpu=4,node=2", "0:0")
-    assert job_accounts == [accounts.JobAccount(*cells)] * 2
-    stub(commands, "squeue", "exit 1")
-    assert "31.5G" in reported(run_dir)[0].under("Scheduler accounting")
-
-
-def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
-    """Check that jobs are listed in order even if one is unknown, without those of other users."""
-    used = {"resources_used": {"walltime": "00:01:00", "mem": "3gb", "cput": "00:02:00"}}
-    jobs = {f"{number}.server": {"job_state": "F", "Exit_status": 271} | used for number in (1, 11, 3, 20)}
-    jobs["20.server"]["Job_Owner"] = "ben@login1"
-    stub(commands, "qstat", qstat(jobs))
-    told = [accounts.JobAccount(number, "F", "00:01:00", "3gb", "00:02:00", "", "271") for number in ("1", "3", "11")]
-    assert accounts.query_accounts("pbs", ["1", "11", "3", "7", "20"], {os.getuid()}) == (told, "")
-    assert accounts.query_accounts("pbs", ["7", "10"], {os.getuid()}) == ([], "qstat does not know 7, 10.")
-
-
-def test_a_note_says_what_pbs_does_not_count(run_dir: Path, commands: Path) -> None:
-    job = {"job_state": "F", "Exit_status": 0, "resources_used": {"mem": "15mb"}}
-    stub(commands, "qstat", qstat({"17.server": job}))
-    (run_dir / "config.yaml").write_text(config_text().replace("scheduler: slurm", "scheduler: pbs"))
-    view = reported(run_dir)[0].under("Scheduler accounting")
-    assert "15mb" in view and "leave out the ranks" in view
-
-
-@pytest.mark.parametrize(("body", "says"), [(None, "There is no sacct on this"), ("exit 1", "sacct does not answer"),
-                                            ("true", "sacct does not know 17.")])  # fmt: skip
-def test_a_scheduler_without_accounting_is_named(body: str | None, says: str, run_dir: Path, commands: Path) -> None:
-    if body:
-        stub(commands, "sacct", f"{body}")
-    stub(commands, "squeue", "exit 1")
-    assert says in reported(run_dir)[0].under("Scheduler accounting")
 
 
 # -- The command --

@@ -1,6 +1,5 @@
 """Check `python report.py` with run directories and schedulers that answer as real ones do."""
 
-import json
 import os
 import re
 import subprocess
@@ -11,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from desk import qstat
@@ -18,7 +19,7 @@ from fork import PROJECT
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from hpc.config import compose, errors
+from hpc.config import compose, errors, parse
 from hpc.jobs import job, job_states
 from hpc.report import run_table
 from hpc.run import attempt_log, causes, history, last_seen
@@ -55,7 +56,8 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def work() -> job.Job:
-    return job.job_from_config(compose.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"]))
+    node = compose.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"])
+    return job.job_from_config(parse.parse(node))
 
 
 def stub(commands: Path, name: str, body: str) -> None:
@@ -91,7 +93,8 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
     (folder / "job.sh").write_text("#!/bin/bash\n")
     stub(commands, scheduler.SUBMIT_COMMAND[to], answer)
     try:
-        cfg = OmegaConf.create({"cluster": {"name": "here", "scheduler": to}})
+        node = OmegaConf.create({"cluster": {"name": "here", "scheduler": to}})
+        cfg: Any = SimpleNamespace(cluster=node.cluster, node=node)
         scheduler.submit_job(folder / "job.sh", cfg, job=work, folder=folder)
     finally:
         (commands / scheduler.SUBMIT_COMMAND[to]).unlink()
@@ -288,18 +291,6 @@ def test_a_run_without_an_end_is_alive_while_its_heart_beats(runs: Path, clock: 
     assert (only(runs)["state"], only(runs)["node-hours"]) == ("died", "1.95"), "no time beyond its last beat"
 
 
-def test_without_a_heartbeat_what_it_wrote_tells(runs: Path, clock: Clock) -> None:
-    clock(60)
-    attempt(runs / "digits", None)
-    clock(1)
-    note = {"what": "epoch", "begin": NOW - 3000, "end": NOW - 600, "attempt": 1, "step": 3}
-    (runs / "digits" / "monitor").mkdir()
-    (runs / "digits" / "monitor" / "phases.jsonl").write_text(json.dumps(note))
-    assert only(runs)["state"] == "running?"
-    clock(-1)
-    assert only(runs)["state"] == "died"
-
-
 def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
     run_dir = runs / "digits"
     clock(9)
@@ -392,10 +383,9 @@ def test_accounts_tell_what_squeue_has_forgotten(
     assert calls(commands)[1] == f"sacct -n -X -P -o JobID,State,ExitCode --user={os.getuid()} -j 17"
 
 
-def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
+def test_a_run_of_an_unknown_scheduler_is_looked_up_in_that_of_this_machine(runs: Path, commands: Path) -> None:
     attempt(runs / "digits")
     (run,) = history.find_runs(runs / "digits")
-    assert run_table.scheduler_of_run(run) == "slurm"
     stub(commands, "qstat", "exit 1")
     assert run_table.scheduler_of_run(run) == "pbs"
     stub(commands, "squeue", "exit 0")
@@ -755,6 +745,7 @@ def test_a_run_that_gave_up(runs: Path, commands: Path, work: job.Job, clock: Cl
     (run_dir / "config.yaml").write_text("name: digits\nfaults:\n  nonfinite: stop\n  retries: 3\nlogger: {}\n")
     (run_dir / "stalled").write_text("2\n")
     written(run_dir, 9)
+    beat(run_dir, 1, 0.5)
     clock(0)
     assert only(runs)["state"] == "running?"
     (run_dir / "stalled").write_text("3\n")

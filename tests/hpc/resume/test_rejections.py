@@ -16,8 +16,8 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from hpc.config import arguments, compose, parse
 from hpc.config import build as config_build
-from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
 from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
@@ -27,11 +27,11 @@ from hpc.training import lightning_errors, parallelize
 @pytest.mark.parametrize("name", ["OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"])
 def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
     cfg = compose.compose_overrides([])
-    preflight.check_config(cfg)
+    arguments.check_files(parse.parse(cfg))
     with open_dict(cfg):
         cfg.callbacks.mine = {"_target_": f"lightning.pytorch.callbacks.{name}"}
     with pytest.raises(ConfigError, match="must") as rejected:
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
     assert rejected.value.key == "callbacks.mine" and "callbacks.mine=null" in rejected.value.fix
 
 
@@ -41,7 +41,7 @@ def test_what_the_trainer_would_be_given_twice(key: str) -> None:
     with open_dict(cfg):
         cfg.trainer[key] = False if key == "logger" else [{"_target_": "lightning.Callback"}]
     with pytest.raises(ConfigError, match="must be left out") as rejected:
-        preflight.check_config(cfg)
+        arguments.check_files(parse.parse(cfg))
     assert rejected.value.key == f"trainer.{key}"
 
 
@@ -81,12 +81,12 @@ def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
 def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
     cfg = compose.compose_overrides([f"ckpt={tmp_path}/gone", f"run_dir={tmp_path}/run"])
     with pytest.raises(ConfigError, match="must be an existing file"):
-        preflight.check_and_fill_from_files(cfg)
+        arguments.check_files(parse.parse(cfg))
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
-    preflight.check_and_fill_from_files(cfg)
+    arguments.check_files(parse.parse(cfg))
     cfg.task = "test"  # evaluation reads the checkpoint each time
     with pytest.raises(ConfigError, match="must be an existing file"):
-        preflight.check_and_fill_from_files(cfg)
+        arguments.check_files(parse.parse(cfg))
 
 
 class Learns(L.LightningModule):
@@ -190,7 +190,7 @@ def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
     cfg = compose.compose_overrides([])
     cfg.run_dir = f"runs/{name}"
     with pytest.raises(ConfigError, match="must be a path of one line"):
-        preflight.check_rules(cfg)
+        parse.parse(cfg)
 
 
 def test_what_fails_in_the_projects_own_code_keeps_its_traceback() -> None:
@@ -216,7 +216,7 @@ def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> 
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
     OmegaConf.update(cfg, "cluster", words, force_add=True)
     with pytest.raises(ConfigError) as rejected:
-        preflight.check_job(cfg)
+        parse.parse(cfg, for_job=True)
     assert rejected.value.key.startswith("cluster")
 
 

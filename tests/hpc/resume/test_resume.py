@@ -54,7 +54,7 @@ DROPOUT = [
 ]
 # A callback of the researcher's own, in the place of `callbacks.samples`.
 OWN_CALLBACK = """
-from hpc.training import predicted_samples
+from hpc.logging import predicted_samples
 
 class OwnCallback(predicted_samples.PredictedSamples):
     __module__ = "my_research.callbacks"
@@ -110,7 +110,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
     for step in [*stops, None]:
         assert "that training has changed" not in start(run_dir, ranks, [] if run_dir.exists() else words, step)
     assert_same(run_dir, reference)
-    assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # each step exactly once
+    assert [step for step, _ in scalars(run_dir)["step/loss"]] == list(range(STEPS))  # each step exactly once
     ends = [event["step"] for event in attempt_log.read_events(run_dir) if event["event"] == "end"]
     assert ends == [*(step + 1 for step in stops), STEPS]  # warned in the middle of a step: it is done first
 

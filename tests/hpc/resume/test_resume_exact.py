@@ -586,7 +586,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(what: str, start: Callabl
     start(tmp_path / "reference", 1, [*WORDS, *words], patch=patch)
     stopped(start, tmp_path / "run", [*WORDS, *words], stops, patch)
     assert_same(tmp_path / "run", tmp_path / "reference")
-    points = scalars(tmp_path / "run")["train/loss"]
+    points = scalars(tmp_path / "run")["step/loss"]
     assert [step for step, _ in points] == list(range(len(points)))
 
 
@@ -810,9 +810,9 @@ def test_what_follows_the_length_of_training_follows_the_new_one(
     start(tmp_path / "run", 1, [*WORDS, "trainer.max_epochs=1"], 10, patch=patch)
     said = start(tmp_path / "run", 1, ["trainer.max_epochs=2"], patch=patch)
     points = scalars(tmp_path / "run")
-    steps = len(points["lr"])
+    steps = len(points["step/lr"])
     assert "as the length of training has changed" in said and f"-> {steps}" in said
-    after = [value for step, value in points["lr"] if step > 10]
+    after = [value for step, value in points["step/lr"] if step > 10]
     assert after[-1] < 0.01 * max(after) and (schedule == "OneCycleLR" or after == sorted(after, reverse=True))
     assert [round(value * steps) for step, value in points["own/left"] if step > 10] == list(range(steps - 11, 0, -1))
 
@@ -822,7 +822,7 @@ def test_a_callback_has_the_arguments_that_are_typed_now(start: Callable, tmp_pa
     words = [*WORDS, *STOPPING, "trainer.max_epochs=5", "+trainer.limit_train_batches=3"]
     start(tmp_path / "run", 1, words, 4, TYPED)
     start(tmp_path / "run", 1, ["callbacks.stop.patience=9"], patch=TYPED)
-    assert len(scalars(tmp_path / "run")["train/loss"]) == 15
+    assert len(scalars(tmp_path / "run")["step/loss"]) == 15
 
 
 @pytest.mark.parametrize("what", NEVER)

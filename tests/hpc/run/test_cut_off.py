@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.tensorboard.writer import SummaryWriter
 
 from hpc.monitor import event_files, node_usage
-from hpc.monitor.event_files import ScalarWriter
-from hpc.monitor.node_usage import SampleTable
 from hpc.run import attempt_log
 from hpc.studies.optuna_study import JournalFileBackend, JournalLock
-
-COLUMNS = ["time", "attempt", "percent"]
 
 
 def add_note(folder: Path, number: int) -> None:
@@ -32,7 +29,8 @@ def add_operation(folder: Path, number: int) -> None:
 
 
 def add_row(folder: Path, number: int) -> None:
-    SampleTable(folder / "node.csv", COLUMNS).add({"time": 1000.0 + number, "attempt": 1, "percent": 12.345 + number})
+    sample = {"time": 1000.0 + number, "attempt": 1, "cpu_percent": 12.345 + number, "net_in_mbs": None}
+    attempt_log.append_json_line(folder / "node-n1.jsonl", sample)
 
 
 def points(folder: Path) -> list[Any]:
@@ -40,14 +38,15 @@ def points(folder: Path) -> list[Any]:
 
 
 def rows(folder: Path) -> list[Any]:
-    return [list(values) for values in zip(*node_usage.read_node(folder / "node.csv")[0].columns.values(), strict=True)]
+    columns = node_usage.read_node(folder / "node-n1.jsonl")[0].columns
+    return list(zip(*(columns.get(name, []) for name in ("time", "attempt", "cpu_percent")), strict=True))
 
 
 # Functions that add a record and that read all records.
 FILES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], list[Any]]]] = {
     "attempts.jsonl": (add_note, lambda folder: attempt_log.read_json_lines(folder / "attempts.jsonl")),
     "journal.jsonl": (add_operation, lambda folder: list(journal(folder).read_logs(0))),
-    "node.csv": (add_row, rows),
+    "node-n1.jsonl": (add_row, rows),
 }
 
 
@@ -79,13 +78,17 @@ def _next(add: Callable[[Path, int], None], read: Callable[[Path], list[Any]], f
 
 
 def test_curves_that_are_cut_off_at_any_byte(tmp_path: Path) -> None:
-    curves = ScalarWriter(tmp_path)
+    curves = SummaryWriter(str(tmp_path))
     for step in range(3):
-        curves.add(1.0, step, {"loss": step / 2})
+        curves.add_scalar("loss", step / 2, step)
+    curves.flush()
     (file,) = tmp_path.iterdir()
     before = file.stat().st_size
-    curves.add(1.0, 3, {"loss": 1.5})
+    curves.add_scalar("loss", 1.5, 3)
+    curves.close()
     whole, content = points(tmp_path), file.read_bytes()
+    assert len(whole) == 4 and not event_files.read_curves(tmp_path).notes
     for size in range(before, len(content)):
         file.write_bytes(content[:size])
         assert points(tmp_path) == whole[:3], f"cut off at {size - before} of {len(content) - before} bytes"
+        assert bool(event_files.read_curves(tmp_path).notes) == (size > before)

@@ -61,7 +61,7 @@ def test_a_whole_copy_comes_first(project: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("mine\n"), done.stderr
 
 
-LEFT = [["run/stacks.py"], ["jobs/slurm.bash"], ["configs/trainer/base.yaml"], ["__init__.py"]]
+LEFT = [["run/stacks.py"], ["jobs/slurm.bash"], ["jobs/hardware.yaml"], ["__init__.py"]]
 
 
 @pytest.mark.parametrize("left", [*LEFT, ["__init__.py", "run/__init__.py", "run/interpreter.py"]])
@@ -81,7 +81,7 @@ def test_a_copy_may_have_more_than_the_library(project: Path) -> None:
     assert help_of_train(project).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["run/history.py", "jobs/slurm.bash", "configs/cluster/base.yaml"])
+@pytest.mark.parametrize("name", ["run/history.py", "jobs/slurm.bash", "config/sections.py"])
 def test_a_copy_that_lacks_a_file_is_rejected(name: str, project: Path) -> None:
     (copy_library(project) / name).unlink()
     assert f"is not a whole copy of the library: it lacks {name}" in rejected(project)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc.config import compose, errors, freezing
+from hpc.config import compose, errors, freezing, parse
 from hpc.launch.placement import read_placement
 from hpc.run import attempt_log, command_line, directory
 from hpc.training import meet_ranks
@@ -39,7 +39,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         forget()
         os.environ.update(environ)
-        cfg, here = compose.compose_overrides(words), read_placement(os.environ)
+        cfg, here = parse.parse(compose.compose_overrides(words)), read_placement(os.environ)
         fresh = directory.choose_run_dir(
             cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=here.step or "0"
         )
@@ -47,7 +47,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         run_dir = Path(cfg.run_dir)
         assert beginning.claim
         if not (run_dir / "config.yaml").exists():
-            (run_dir / "config.yaml").write_text(freezing.to_frozen_yaml(cfg))
+            (run_dir / "config.yaml").write_text(freezing.to_frozen_yaml(cfg.node))
             (run_dir / "overrides.json").write_text(json.dumps(words))
         attempt_log.record_start(run_dir, beginning.attempt, environ=os.environ)
         attempt_log.record_end(run_dir, beginning.claim, attempt=beginning.attempt, step=0, outcome=outcome)
@@ -80,22 +80,34 @@ def test_each_run_of_a_job_has_a_directory_of_its_own(start: Start, shell: dict[
 
 
 @pytest.mark.parametrize(("before", "after"), AGAIN)
-def test_a_job_that_is_started_again_keeps_the_directories_of_its_runs(
+def test_a_job_that_is_started_again_goes_on_with_the_run_that_it_names(
+    start: Start, tmp_path: Path, before: dict[str, str], after: dict[str, str]
+) -> None:
+    words = [CPU, "seed=1", f"run_dir={tmp_path / 'named'}"]
+    run_dir = start(*words, outcome="continue", **before)
+    assert start(*words, outcome="continue", **after) == run_dir
+    assert [event["attempt"] for event in attempt_log.read_starts(run_dir)] == [1, 2]
+
+
+@pytest.mark.parametrize(("before", "after"), AGAIN)
+def test_a_job_that_is_started_again_and_names_no_run_begins_no_other(
     start: Start, before: dict[str, str], after: dict[str, str]
 ) -> None:
-    runs = [[CPU, "seed=1"], [CPU, "seed=2"], [CPU, "seed=2"]]
-    first = [start(*words, outcome="continue", **before) for words in runs]
-    again = [start(*words, outcome="continue", **after) for words in runs]
-    assert again == first and len(set(first)) == 3
+    run_dir = start(CPU, outcome="continue", **before)
+    with pytest.raises(errors.ConfigError, match=f"run_dir={run_dir}"):
+        start(CPU, **after)
+    assert list(run_dir.parent.iterdir()) == [run_dir]
+    assert start(CPU, f"run_dir={run_dir}", **after) == run_dir, "as the sentence says"
 
 
 def test_what_a_job_has_finished_is_no_failure_when_it_is_started_again(
-    start: Start, capfd: pytest.CaptureFixture[str]
+    start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for first, again in AGAIN:
-        run_dir = start(CPU, **first)
+    for number, (first, again) in enumerate(AGAIN):
+        words = [CPU, f"run_dir={tmp_path / str(number)}"]
+        run_dir = start(*words, **first)
         with pytest.raises(SystemExit) as left, errors.exit_on_config_error():
-            start(CPU, **again)
+            start(*words, **again)
         assert left.value.code == 0
         said = capfd.readouterr()
         assert said.out.endswith(f"The run is finished already\nrun directory {run_dir}\n") and not said.err
@@ -113,13 +125,11 @@ def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(
             pool.map(
-                lambda _: directory.reserve_run_dir(
-                    tmp_path / "runs" / "x", group_readable=False, is_own=lambda path: False
-                ),
+                lambda _: directory.reserve_run_dir(tmp_path / "runs" / "x"),
                 range(24),
             )
         )
-    assert len(set(made)) == 24 and all(path.is_dir() and path.stat().st_mode & 0o777 == 0o700 for path in made)
+    assert len(set(made)) == 24 and all(path.is_dir() for path in made)
 
 
 def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from test_attributes import trained
 from torch import nn
 
 from hpc.config.errors import ConfigError
-from hpc.data import data_module, staging
+from hpc.packed import staged_data, staging
 from hpc.state import attributes, plain_forms, trainer_settings
 
 
@@ -114,7 +114,7 @@ def test_what_training_changes_is_set() -> None:
 @pytest.mark.parametrize(("name", "form"), [("stage", True), ("node_local", EVIL), ("num_workers", 10**6)])
 def test_nothing_that_the_projects_own_data_were_given_is_set(name: str, form: Any) -> None:
     trainer, module = made()
-    trainer.datamodule = data = data_module.DataModule(global_batch_size=2)
+    trainer.datamodule = data = staged_data.StagedDataModule(global_batch_size=2)
     attributes.restore_data(trainer, module, changed=[("DataModule", name, form)])
     assert (data.stage, data.node_local, data.num_workers) == (False, None, 0)
 

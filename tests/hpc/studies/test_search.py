@@ -5,11 +5,9 @@ import multiprocessing
 import os
 import resource
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,11 +18,10 @@ from fork import ENVIRON, PROJECT, QUIET, scalars
 from optuna.trial import TrialState
 
 from hpc.config.errors import ConfigError
-from hpc.jobs import job_states
-from hpc.programs import search as search_program
-from hpc.report import run_table
-from hpc.run import attempt_log, frozen_config, history
-from hpc.studies import optuna_study, search, search_space, trial_table
+from hpc.programs import submit as submit_program
+from hpc.report import overview, run_table, search_results
+from hpc.run import frozen_config, history
+from hpc.studies import optuna_study, search, search_space
 from hpc.studies.search import Search
 from hpc.studies.search_space import Choice, Range
 
@@ -143,7 +140,7 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
     assert "asks for at most 40 runs of 1 nodes x 4 tasks" in desk.out
     script = desk.noted("sbatch.script")
     assert "#SBATCH --array=0-39%8\n" in script
-    ask = '[ -e "$run_dir/config.yaml" ] || python "$code/tools/search.py" --ask "$run_dir"\n'
+    ask = '[ -e "$run_dir/config.yaml" ] || python "$code/submit.py" --draw "$run_dir"\n'
     assert script.index("env.sh") < script.index(ask) < script.index("srun --nodes")
     members = [Path(line) for line in (folder / "members").read_text().splitlines()]
     assert [path.name for path in members] == [f"{number:03}" for number in range(40)]
@@ -239,8 +236,8 @@ def test_tpe_draws_nearer_and_nearer_to_the_best(tmp_path: Path) -> None:
 def test_a_member_writes_the_config_that_its_words_mean(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["search.py", "--ask", str(folder / "002")])
-    search_program.main()
+    monkeypatch.setattr(sys, "argv", ["submit.py", "--draw", str(folder / "002")])
+    submit_program.main()
     words = json.loads((folder / "002" / "overrides.json").read_text())
     assert words == [f"{key}={value}" for key, value in drawn(folder, 2)[0].items()]
     cfg = frozen_config.read(folder / "002")
@@ -293,110 +290,38 @@ def test_a_study_that_cannot_be_reached_costs_a_warning(folder: Path, capsys: py
 # -- Failed --
 
 
-def queued(folder: Path, scheduler: str, job: str) -> None:
-    """Record the submission of the array, as submit.py does."""
-    submitted = {"time": time.time(), "scheduler": scheduler, "job": job, "jobs": [job], "error": None}
-    (folder / "submitted.json").write_text(json.dumps(submitted))
-    members = sorted(path for path in folder.iterdir() if path.is_dir())
-    (folder / "members").write_text("".join(f"{path}\n" for path in members))
-
-
-def failed(folder: Path) -> list[str]:
-    return sorted(run for run, state in known(folder).items() if state == TrialState.FAIL)
-
-
-def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {
-        "17_1": job_states.JobState("running", is_active=True),
-        "17_2": job_states.JobState("pending", is_active=True),
-        "17_3": job_states.JobState("timeout"),
-    }
-    monkeypatch.setattr(job_states, "query_states", lambda scheduler, jobs, owners: told)
-    drawn(folder, *range(5))
-    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
-    assert failed(folder) == [], "nobody knows of a job"
-    queued(folder, "slurm", "17")
-    attempt_log.write_verdict(
-        folder / "001", 1, step=5, outcome="failed", why="loss was not finite"
-    )  # and its job is about to end
-    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
-    assert failed(folder) == ["000", "001", "003", "004"]  # 2 will be requeued, Slurm has forgotten 0 and 4
-
-
-def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a run on PBS that continues in a job which the job before has queued."""
-    queued(folder, "pbs", "29[].server")
-    drawn(folder, *range(3))
-    (folder / "001" / "successors").write_text("1800000000 31.server\n")
-    told = {
-        "29[0]": job_states.JobState("running", is_active=True),
-        "31": job_states.JobState("pending", is_active=True),
-    }
-    told["29[2]"] = job_states.JobState("cancelled")
-    asked = []
-    monkeypatch.setattr(
-        job_states, "query_states", lambda scheduler, jobs, owners: asked.append((scheduler, jobs)) or told
-    )
-    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
-    assert asked == [("pbs", {"29[0]", "29[1]", "29[2]", "31"})] and failed(folder) == ["002"]
-
-
-def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queued(folder, "slurm", "17")
-    monkeypatch.setattr(job_states, "query_states", lambda *_, **__: None)
-    drawn(folder, 0, 1)
-    attempt_log.write_verdict(folder / "001", 1, step=5, outcome="failed")
-    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
-    assert known(folder) == {"000": TrialState.RUNNING, "001": TrialState.FAIL}
-
-
-def test_a_run_that_is_alive_or_deleted_ends_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a scheduler that knows no job of the search, and the directory of a running member that was deleted."""
-    drawn(folder, 0, 1, 2)
-    queued(folder, "slurm", "17")
-    monkeypatch.setattr(job_states, "query_states", lambda *_, **__: {})
-    for number in (0, 1):
-        attempt_log.record_start(
-            folder / f"{number:03}", 1, environ={"SLURM_JOB_ID": "17"}, launcher="srun", hosts=["n1"], world_size=1,
-            gpus_per_node=0,
-        )  # fmt: skip
-        (folder / f"{number:03}" / "claims").mkdir()
-        (folder / f"{number:03}" / "claims" / "000001.beat").touch()
-    hour_ago = time.time() - 3600
-    events = folder / "001" / "attempts.jsonl"
-    events.write_text(json.dumps(json.loads(events.read_text()) | {"time": hour_ago}) + "\n")
-    os.utime(folder / "001" / "claims" / "000001.beat", (hour_ago + 60,) * 2)
-    shutil.rmtree(folder / "002")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    _, *lines, _, _ = trial_table.study_lines(folder)
-    assert [line.split()[:2] for line in lines] == [["000", "running"], ["001", "failed"], ["002", "failed"]]
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}, (
-        "a viewer writes nothing"
-    )
-    assert failed(folder) == []
-    drawn(folder, 3)
-    assert failed(folder) == ["001", "002"], "a member tells the study"
-
-
-def test_started_again_by_hand_after_a_failure_it_is_another_trial_with_the_same_values(folder: Path) -> None:
+def test_a_run_that_failed_goes_on_with_its_trial(folder: Path) -> None:
+    """Check resume= of a failed run: it draws nothing again, and its trial keeps what was reported."""
     (before,) = drawn(folder, 4)
-    member(folder, 4).end("fail")
-    member(folder, 4).end("complete", 0.25)
-    first, second = optuna_study.open_study(folder).get_trials()
-    assert (first.state, second.state, second.value) == (TrialState.FAIL, TrialState.COMPLETE, 0.25)
-    assert first.params == second.params and drawn(folder, 4) == [before]
+    member(folder, 4).report(0, 1.0)
+    again = member(folder, 4)  # nobody has ended the trial
+    again.report(1, 0.5)
+    again.end("complete", 0.5)
+    (trial,) = optuna_study.open_study(folder).get_trials()
+    assert (trial.state, trial.value, trial.intermediate_values) == (TrialState.COMPLETE, 0.5, {0: 1.0, 1: 0.5})
+    assert drawn(folder, 4) == [before]
 
 
-def test_who_was_taken_for_dead_is_heard_all_the_same(folder: Path) -> None:
-    drawn(folder, 4)
-    told = member(folder, 4)
-    told.report(0, 1.0)
-    optuna_study.open_study(folder).tell(0, state=TrialState.FAIL)
-    told.report(1, 0.5)
-    told.end("complete", 0.5)
-    first, second = optuna_study.open_study(folder).get_trials()
-    assert (second.state, second.params) == (TrialState.COMPLETE, first.params)
-    assert second.intermediate_values == {0: 1.0, 1: 0.5}
+def test_tpe_draws_fewer_values_with_which_runs_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a metric that improves with the learning rate, until runs fail: their trials never end."""
+
+    def num_failures(name: str) -> int:
+        folder = searching(tmp_path / name, "tpe", trials=60, words=[WORDS[1]])
+        failures = 0
+        for number in range(60):
+            (draw,) = drawn(folder, number)
+            if float(draw[LR]) < 1e-2:
+                member(folder, number).end("complete", -float(draw[LR]))
+            else:
+                failures += number >= 40
+        return failures
+
+    counted_as_poor = num_failures("poor")
+    sampler = optuna_study.optuna.samplers.TPESampler
+    monkeypatch.setattr(
+        optuna_study.optuna.samplers, "TPESampler", lambda **given: sampler(**given | {"constant_liar": False})
+    )
+    assert counted_as_poor < 0.6 * num_failures("ignored")
 
 
 # -- The file --
@@ -444,15 +369,19 @@ def test_a_journal_that_is_damaged_is_named(line: str, folder: Path) -> None:
     path = folder / optuna_study.JOURNAL
     *lines, last = path.read_text().splitlines()
     path.write_text("\n".join([*lines, line, last, ""]))
-    done = shown(str(folder))
+    done = started("submit.py", "--draw", str(folder / "001"))
     assert done.returncode == 2 and done.stderr.startswith("ConfigError: "), done.stderr
     assert f"{path} cannot be read" in done.stderr and "Traceback" not in done.stderr
+    queued(folder)
+    done = started("report.py", str(folder))
+    assert done.returncode == 0 and done.stderr == "" and "search/007" in done.stdout, done.stderr
+    assert f"{path} cannot be read" in done.stdout
 
 
 def test_a_journal_that_is_no_file_is_not_opened(folder: Path, tmp_path: Path) -> None:
     path = folder / optuna_study.JOURNAL
     os.mkfifo(path)
-    assert shown(str(folder)).returncode == 2
+    assert "cannot be read" in search_results.trial_lines(folder)[0]
     path.unlink()
     path.symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="No such file"):
@@ -466,15 +395,27 @@ def test_a_journal_that_is_no_file_is_not_opened(folder: Path, tmp_path: Path) -
 def test_no_search_and_no_optuna_are_told_in_plain_words(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken" / "optuna").mkdir(parents=True)
     (tmp_path / "broken" / "optuna" / "__init__.py").write_text("raise ImportError('No module named optuna')")
-    done = shown(str(folder), PYTHONPATH=str(tmp_path / "broken"))
+    done = started("submit.py", "--draw", str(folder / "000"), PYTHONPATH=str(tmp_path / "broken"))
     assert done.returncode == 2 and "Try: pip install optuna" in done.stderr and "Traceback" not in done.stderr
-    done = shown(str(tmp_path))
+    done = started("report.py", str(folder), PYTHONPATH=str(tmp_path / "broken"))
+    assert done.returncode == 0 and "Try: pip install optuna" in done.stdout
+    (tmp_path / "none" / "000").mkdir(parents=True)
+    done = started("submit.py", "--draw", str(tmp_path / "none" / "000"))
     assert done.returncode == 2 and f"it holds no {search.FILE}.\n" in done.stderr and "Errno" not in done.stderr
 
 
-def shown(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PROJECT / "tools" / "search.py"), *words]
-    return subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True)
+def started(program: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, program, *words], cwd=PROJECT, env=ENVIRON | environ, capture_output=True, text=True
+    )
+
+
+def queued(folder: Path) -> None:
+    """Record the members of the array, as submit.py does."""
+    members = sorted(path for path in folder.iterdir() if path.is_dir())
+    (folder / "members").write_text("".join(f"{path}\n" for path in members))
+    for path in members:
+        (path / "job.sh").touch()
 
 
 def test_nothing_in_the_file_is_executed(folder: Path) -> None:
@@ -534,31 +475,53 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
         drawn(folder, number)
         told = member(folder, number)
         told.report(0, value or 1.0)
-        told.end("fail" if value is None else "complete" if number < 2 else "pruned", value if number < 2 else None)
-    title, *rows, empty, best, command = trial_table.study_lines(folder)
-    assert title.split() == ["run", "state", "validations", "val/loss", LR, "data.global_batch_size"]
-    cells = [row.split()[:4] for row in rows]
-    assert cells[:2] == [["001", "finished", "1", "0.25"], ["000", "finished", "1", "0.5"]]
-    assert cells[2:] == [["002", "pruned", "1", "0.75"], ["003", "failed", "1", "-"]] and not empty
+        if value is not None:
+            told.end("complete" if number < 2 else "pruned", value if number < 2 else None)
+    title, *rows, best, command = search_results.trial_lines(folder)
+    assert title.split() == ["trial", "validations", "val/loss", LR, "data.global_batch_size"]
+    cells = [row.split()[:3] for row in rows]
+    assert cells == [["001", "1", "0.25"], ["000", "1", "0.5"], ["002", "1", "0.75"], ["003", "1", "-"]]
+    values = dict(word.split("=") for word in optuna_study.draw_member_overrides(folder / "001"))
+    assert float(rows[0].split()[3]) == pytest.approx(float(values[LR]), rel=1e-3)
     assert best == f"best val/loss 0.25 of 2 finished trials: {folder / '001'}"
-    assert shlex.split(command) == ["python", "submit.py", *optuna_study.draw_member_overrides(folder / "001")]
+    assert shlex.split(command) == ["python", "submit.py", *(f"{key}={value}" for key, value in values.items())]
+
+
+def test_the_best_of_a_search_that_maximizes_is_the_largest(tmp_path: Path) -> None:
+    folder = searching(tmp_path / "search", mode="max")
+    for number, value in enumerate([0.5, 0.75, 0.25]):
+        drawn(folder, number)
+        member(folder, number).end("complete", value)
+    lines = search_results.trial_lines(folder)
+    assert [line.split()[0] for line in lines[1:4]] == ["001", "000", "002"] and "best val/loss 0.75 of 3" in lines[4]
+
+
+def test_a_report_shows_the_runs_and_below_them_the_trials(folder: Path) -> None:
+    queued(folder)
+    drawn(folder, 0)
+    lines = overview.write_report_or_table([folder])
+    assert lines[0].split()[:3] == ["run", "job", "state"] and lines[1].startswith("search/000")
+    assert lines[-3:-1] == search_results.trial_lines(folder)[:2] and lines[-1] == "no trial has finished yet"
+    assert "trial" not in overview.write_report_or_table([folder.parent])[0], "only where it is asked for"
 
 
 def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn(folder, 0)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     reader = optuna_study.JournalFileBackend
     monkeypatch.setattr(reader, "append_logs", lambda *_: pytest.fail("somebody else's folder"))
-    assert trial_table.study_lines(folder)[1].split()[:2] == ["000", "running"]
+    assert search_results.trial_lines(folder)[1].split()[0] == "000"
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path) -> None:
-    assert "no run of" in trial_table.study_lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
+    nothing = ["no trial has finished yet"]
+    assert search_results.trial_lines(folder) == nothing and not (folder / optuna_study.JOURNAL).exists()
     (folder / optuna_study.JOURNAL).touch()
-    assert "no run of" in trial_table.study_lines(folder)[0] and not (folder / optuna_study.JOURNAL).read_bytes()
+    assert search_results.trial_lines(folder) == nothing and not (folder / optuna_study.JOURNAL).read_bytes()
     drawn(folder, 0)
-    assert trial_table.study_lines(folder)[-1] == "no trial has finished yet"
-    with pytest.raises(ConfigError, match="not the folder of a search"):
-        trial_table.study_lines(tmp_path)
+    assert search_results.trial_lines(folder)[2:] == nothing
+    assert "not the folder of a search" in search_results.trial_lines(tmp_path)[0]
 
 
 # -- Trained --

@@ -9,7 +9,7 @@ import typed_fixes
 from desk import Desk
 from omegaconf import OmegaConf
 
-from hpc.config import compose, conversion, preflight
+from hpc.config import compose, conversion, parse
 from hpc.config.errors import ConfigError
 from hpc.run import directory, frozen_config
 from hpc.studies import sweep
@@ -174,7 +174,5 @@ def test_a_sweep_that_cannot_be_one_array_writes_nothing(typed: list[str], words
 def test_names_may_differ() -> None:
     from hpc.jobs import job
 
-    cfgs = [cfg for cfg, _ in sweep.compose_members(["cluster=slurm", "name=a,b"], FOLDER)]
-    for cfg in cfgs:
-        preflight.check_rules(cfg)
+    cfgs = [parse.parse(node) for node, _ in sweep.compose_members(["cluster=slurm", "name=a,b"], FOLDER)]
     sweep.reject_different_requests([job.job_from_config(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

@@ -69,6 +69,7 @@ def interrupt(desk: Desk, words: Sequence[str]) -> int:
     """Type a command and, once the scheduler's command runs, Ctrl-C. Return the exit code."""
     calls = sum(len(desk.noted(f"{name}.argv")) for name in ("sbatch", "qsub"))
     if (child := os.fork()) == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
         try:
             os._exit(desk.type(*words))
         except KeyboardInterrupt:
@@ -207,7 +208,7 @@ def test_the_environment_is_renewed_where_the_one_of_the_script_is_gone(desk: De
         (tmp_path / "venv" / "bin" / "python").touch()
         desk.set.setattr(sys, "prefix", str(tmp_path / "venv"))
         assert desk.type(f"cluster={cluster}", f"run_dir={cluster}") == 0
-        script = Path(cluster, "job.sh" if cluster == "slurm" else "node.sh")
+        script = Path(cluster, "job.sh")
         before = script.read_text()
         desk.set.setattr(sys, "prefix", str(tmp_path / "a new one"))
         assert desk.type(f"resume={cluster}") == 0 and script.read_text() == before, "it is still there"

@@ -21,7 +21,7 @@ from desk import FILES, SOURCED, Desk
 from fork import PROJECT, REPO
 from omegaconf import OmegaConf
 
-from hpc.config import compose, freezing, library, personal_clusters, project
+from hpc.config import compose, defaults, freezing, library, parse, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
@@ -67,24 +67,30 @@ def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path)
     }  # fmt: skip
 
 
-def test_nobody_else_can_read_a_run_unless_that_is_wanted(desk: Desk) -> None:
-    written = ["job.sh", "config.yaml", "overrides.json", "submitted.json", "made_by.json"]
-    assert desk.type("cluster=slurm", "run_dir=mine") == 0
-    assert mode(Path("mine")) == "700" and {mode(Path("mine") / name) for name in written} == {"600"}
-    assert "umask 077\n" in Path("mine/job.sh").read_text()
-    assert desk.type("cluster=slurm", "run_dir=ours", "group_readable=true") == 0
-    assert mode(Path("ours")) == "750" and {mode(Path("ours") / name) for name in written} == {"640"}
-    assert "umask 027\n" in Path("ours/job.sh").read_text()
-
-
-def test_a_group_that_may_read_a_run_can_come_to_it(desk: Desk) -> None:
+@pytest.mark.parametrize(("umask", "folder", "file"), [(0o077, "700", "600"), (0o027, "750", "640")])
+def test_the_umask_of_a_person_says_who_reads_a_run(desk: Desk, umask: int, folder: str, file: str) -> None:
+    os.umask(umask)  # which the desk restores
     assert desk.type("cluster=slurm", "run_dir=deep/mine") == 0
-    assert mode(Path("deep")) == "755"  # as the umask of this person says
-    Path("deep").chmod(0o700)
-    desk.set.delenv("HPC_RUN_DIR")  # set by the previous run
-    assert desk.type("cluster=slurm", "run_dir=deep/ours", "group_readable=true") == 0
-    assert f"your group cannot enter {Path('deep').absolute()}. Try: chmod g+x {Path('deep').absolute()}\n" in desk.err
-    assert mode(Path("deep")) == "700"
+    assert mode(Path("deep")) == mode(Path("deep/mine")) == folder
+    names = ["job.sh", "config.yaml", "overrides.json", "submitted.json", "made_by.json"]
+    assert {mode(Path("deep/mine") / name) for name in names} == {file}
+    assert not re.search(r"(?m)^[^#]*\bumask ", Path("deep/mine/job.sh").read_text())
+    assert desk.type("cluster=slurm", "run_dir=ours", "group_readable=true") == 2
+    assert "group_readable" in desk.err
+
+
+def test_a_job_that_can_never_start_is_not_queued(desk: Desk) -> None:
+    """Check it by what Slurm 22.05 says; plain sbatch takes such a job."""
+    said = "sbatch: error: CPU count per node can not be satisfied\n"
+    said += "allocation failure: Requested node configuration is not available"
+    desk.command("sbatch", f'[ "$1" = --test-only ] || exec /bin/echo 17; echo "{said}" >&2; exit 1')
+    assert desk.type("cluster=slurm", "run_dir=mine") == 2
+    assert "would wait for ever" in desk.err and "cluster.cores_per_gpu" in desk.err and not Path("mine").exists()
+    down = "allocation failure: Required node not available (down, drained or reserved)"  # it may be back soon
+    for answer in (f'echo "{down}" >&2; exit 1', "exit 0"):
+        desk.command("sbatch", f'[ "$1" = --test-only ] || exec /bin/echo 17; {answer}')
+        desk.set.delenv("HPC_RUN_DIR", raising=False)  # set by the previous run
+        assert desk.type("cluster=slurm", f"run_dir={len(answer)}") == 0, desk.err
 
 
 def test_parsable_is_one_line(desk: Desk) -> None:
@@ -209,7 +215,7 @@ def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
         written = [folder / f"job-17_{number}.log" for number in range(len(members))]
         if cluster == "pbs":
             written = [Path(member) / "job-17.log" for member in members]
-            assert "\nrun_array_job " in (folder / "job.sh").read_text()
+            assert "\nbegin_array_run " in (folder / "job.sh").read_text()
             assert '>>"$run_dir/job-$id.log"' in (folder / "code/src/hpc/jobs/pbs.bash").read_text()
         else:
             assert f'--output="{folder}/job-%A_%a.log"' in (folder / "job.sh").read_text()
@@ -232,7 +238,7 @@ def test_pbs_gets_a_chain_of_jobs(desk: Desk) -> None:
     assert options == ["-h", "-h", "-W", "depend=afternotok:30.server", "-h", "-W", "depend=afternotok:31.server"]
     assert desk.noted("qrls.argv") == "30.server 31.server 32.server\n"
     assert desk.submitted()["jobs"] == ["30.server", "31.server", "32.server"]
-    assert {"job.sh", "node.sh"} <= {path.name for path in desk.runs()[0].iterdir()}
+    assert (desk.runs()[0] / "job.sh").exists()
 
 
 def test_of_a_chain_that_breaks_off_nothing_is_queued(desk: Desk) -> None:
@@ -457,18 +463,20 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
 
 
 def copied(run_dir: Path) -> list[str]:
-    """Return the files of code/ without bytecode, and without the metadata of the library."""
+    """Return the files of code/ without bytecode, the metadata of the library, and the defaults that it writes."""
     files = [path for path in (run_dir / "code").rglob("*") if path.is_file()]
     made = f".{sys.implementation.cache_tag}.pyc"
     names = sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
-    return [name for name in names if ".dist-info/" not in name]
+    written = {f"configs/{name}.yaml" for name in defaults.all_defaults()}
+    assert written <= set(names)
+    return [name for name in names if ".dist-info/" not in name and name not in written]
 
 
 def rank_environment(script: Path) -> str:
     """Return bash code that exports a script's rank variables, by the copy of the code that the script sources."""
     (call,) = re.findall(r"(?m)^ *(set_rank_environment .*)$", script.read_text())
-    (sourced,) = re.findall(r'source "\$code/(src/hpc/jobs/\w+\.bash)"', script.read_text())
-    return f"set -e; source {shlex.quote(str(script.parent / 'code' / sourced))}; {call}"
+    (sourced,) = re.findall(r'source (<\(cat "\$code/src/hpc/jobs/"\{[\w,]+\}\.bash\))', script.read_text())
+    return f"set -e; code={shlex.quote(str(script.parent / 'code'))}; source {sourced}; {call}"
 
 
 def test_job_scripts_source_the_copy_that_was_made_with_them(desk: Desk) -> None:
@@ -516,8 +524,7 @@ def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk)
 @pytest.mark.parametrize("cluster", ["slurm", "pbs"])
 def test_sets_of_words_have_one_order_in_all_ranks_and_attempts(cluster: str, desk: Desk) -> None:
     desk.type(f"cluster={cluster}", "cluster.account=a", "run_dir=mine")
-    script = next(path for name in ("node.sh", "job.sh") if (path := Path("mine", name)).exists())
-    ask = f"{rank_environment(script)}\n{sys.executable} -c 'print(list(set(map(str, range(9)))))'"
+    ask = f"{rank_environment(Path('mine/job.sh'))}\n{sys.executable} -c 'print(list(set(map(str, range(9)))))'"
     orders = [subprocess.check_output(["bash", "-c", ask], env={}) for _ in range(2)]
     assert orders[0] == orders[1]
 
@@ -728,11 +735,11 @@ def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
     ],
 )
 def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal: Path) -> None:
-    from hpc.config import preflight
+    from hpc.config import parse
 
     personal.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        preflight.check_rules(compose.compose_overrides(["cluster=slurm"]))
+        parse.parse(compose.compose_overrides(["cluster=slurm"]))
     assert words in str(caught.value)
 
 
@@ -763,7 +770,7 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
 
 
 def test_the_job_is_a_plain_value() -> None:
-    cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
+    cfg = parse.parse(compose.compose_overrides(["cluster=slurm", "trainer=ddp"]))
     assert job.job_from_config(cfg) == job.job_from_config(cfg)
 
 

@@ -64,9 +64,9 @@ def test_a_run_trains_and_resumes_without_linux(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = ["trainer.max_steps=30", "checkpoint.every_n_steps=10", "+data.num_workers=1", f"run_dir={run_dir}", QUIET]
     assert "test/accuracy" in run(f"{PROJECT}/train.py", *words)
-    assert len(scalars(run_dir, "train/loss")) == 6  # of steps 1, 2, 5, 10, 20, 30
+    assert len(scalars(run_dir, "step/loss")) == 6  # of steps 1, 2, 5, 10, 20, 30
     run(f"{PROJECT}/train.py", f"resume={run_dir}", "trainer.max_steps=40", QUIET)
-    assert len(scalars(run_dir, "train/loss")) == 7
+    assert len(scalars(run_dir, "step/loss")) == 7
     assert "finished" in run(f"{PROJECT}/report.py", str(run_dir))
 
 

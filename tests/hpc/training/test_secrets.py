@@ -11,7 +11,7 @@ from desk import Desk
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.checkpoint import plain_data
-from hpc.config import compose, freezing, preflight
+from hpc.config import compose, freezing, parse
 from hpc.config.errors import ConfigError
 from hpc.report import overview
 from hpc.run import history
@@ -50,13 +50,13 @@ def test_a_default_is_no_code(value: str) -> None:
     cfg = compose.compose_overrides(["cluster=slurm"])
     cfg.cluster.env = {"A": "${oc.env:NO," + value + "}"}
     with pytest.raises(ConfigError, match=r"cluster\.env"):
-        preflight.check_rules(cfg)
+        parse.parse(cfg)
 
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KEY", raising=False)
     with pytest.raises(ConfigError, match="environment variable KEY must be set"):
-        preflight.check_rules(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
+        parse.parse(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
 
 
 def saved_hparams(cfg: DictConfig, module: lightning.LightningModule) -> dict:

@@ -55,9 +55,9 @@ class Classifier(NetworkModule):
         return self.network(inputs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss, which hpc logs as train/loss.
+        """Return the loss, which hpc logs as step/loss.
 
-        Further scalars of a returned dict are logged, too: {"loss": loss, "train/...": scalar}.
+        Further scalars of a returned dict are logged, too: {"loss": loss, "error": scalar} as step/error.
         """
         inputs, targets = batch
         # A text has logits (batch, time, classes) and targets (batch, time): each token is a sample of its own. For

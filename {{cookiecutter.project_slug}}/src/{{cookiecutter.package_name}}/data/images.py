@@ -4,21 +4,22 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-from hpc.data.data_module import DataModule, warp_images
+from hpc.data.data_module import warp_images
 from hpc.data.image_datasets import ImageFiles
 from hpc.data.image_files import Samples, image_identity, list_images, reject_fewer_outputs_than_classes
+from hpc.packed.staged_data import StagedDataModule
 from torch import Tensor
 from torch.utils.data import Dataset
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as pretrained networks expect
 
 
-class ImageDataModule(DataModule):
+class ImageDataModule(StagedDataModule):
     """Normalized images, float32 (3, image_size, image_size); targets are class numbers in the order of their names.
 
     Args:
         smallest_crop: smallest area of a random crop, as a share of the image.
-        loading: further arguments of DataModule: global_batch_size, seed, num_workers, ...
+        loading: further arguments of StagedDataModule: global_batch_size, seed, num_workers, ...
     """
 
     num_draws = 5  # random numbers per sample for `augment`

@@ -4,11 +4,10 @@ import os
 from functools import cached_property
 from typing import Any
 
-from hpc.data import packed_files
-from hpc.data.file_parts import FileParts
-from hpc.data.image_datasets import PackedSamples
 from hpc.data.image_files import reject_fewer_outputs_than_classes
-from hpc.data.packed_files import PackedFile
+from hpc.packed import packed_images
+from hpc.packed.datasets import PackedSamples
+from hpc.packed.packed_file import FileParts
 from torch.utils.data import Dataset
 
 from .images import ImageDataModule
@@ -33,10 +32,10 @@ class PackedImages(ImageDataModule):
         self.num_classes = num_classes
 
     @cached_property
-    def packed(self) -> PackedFile:
-        """The file's header: classes, splits, checksums."""
-        packed = packed_files.read_packed_header(self.file)
-        packed_files.reject_image_size_mismatch(packed, self.image_size)
+    def packed(self) -> packed_images.PackedImages:
+        """The file's notes: classes, splits, checksums."""
+        packed = packed_images.read_packed_images(self.file)
+        packed_images.reject_image_size_mismatch(packed, self.image_size)
         if self.num_classes is not None:
             reject_fewer_outputs_than_classes(self.num_classes, len(packed.classes))
         return packed
@@ -46,10 +45,10 @@ class PackedImages(ImageDataModule):
         return [self.packed.parts]
 
     def describe(self, split: str) -> dict[str, Any]:
-        """Return what a resumed run compares: the header's checksum and the size, as reading all takes too long."""
+        """Return what a resumed run compares: the checksum of the notes and the size, as reading all takes too long."""
         packed = self.packed
         images = {"classes": list(packed.classes), "images": list(packed.splits[split])}
-        return images | {"checksum": packed.checksum[:16], "bytes": os.path.getsize(self.file)}
+        return images | {"checksum": packed.parts.checksum[:16], "bytes": os.path.getsize(self.file)}
 
     def dataset(self, split: str) -> Dataset:
         return PackedSamples(self.packed, split, file=self.local_path(self.packed.parts))

@@ -4,8 +4,8 @@ import os
 import sysconfig
 
 from hpc.config.errors import ConfigError
-from hpc.data.next_token import NextToken
 from hpc.data.text_files import list_text_files
+from hpc.packed.next_token import NextToken
 
 # Folders of tests, of installed packages, and of tables and manuals that are stored as code.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hpc.data.next_token import NextToken
 from hpc.data.text_files import list_text_files
+from hpc.packed.next_token import NextToken
 
 
 class Text(NextToken):
@@ -12,7 +12,7 @@ class Text(NextToken):
     Args:
         files: a path, a glob, a folder, or a list of them; `.npy` and `.bin` (uint16) hold tokens, other files text.
         val_files: the same, for validation and test. null: a tenth of `files` is held out.
-        loading: further arguments of NextToken and DataModule: block_size, vocab_size, global_batch_size, seed, ...
+        loading: further arguments of NextToken: block_size, vocab_size, global_batch_size, stage, seed, ...
     """
 
     def __init__(self, files: str | list[str], val_files: str | list[str] | None = None, **loading: Any) -> None:

@@ -1,7 +1,7 @@
 """Checks of model configs. They raise `ConfigError`, run on the login node, too, and import no torch.
 
 `_check_` in a config names a function, which submit.py and train.py call with that node of the config and with the
-whole config. If it returns a dict, as those of `hpc.data.file_checks` do, its values fill keys that are null.
+whole config. If it returns a dict, as those of `hpc.packed.checks` do, its values fill keys that are null.
 """
 
 import math

@@ -57,7 +57,7 @@ class CausalLM(L.LightningModule):
         return self.model(**batch, use_cache=False)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        return self(**batch).loss  # hpc logs it as train/loss
+        return self(**batch).loss  # hpc logs it as step/loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._evaluate("val", batch)

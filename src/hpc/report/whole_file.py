@@ -1,0 +1,23 @@
+"""Files that a report leaves in a run directory or in the folder of a study, which may be another user's."""
+
+import os
+from pathlib import Path
+
+from hpc.system.tables import one_line
+
+
+def write_whole(path: Path, content: bytes) -> str:
+    """Write a file whole or not at all, and return a line on the outcome. A link in its place is not followed.
+
+    It may fail: another user's folder is read-only, and a disk may be full.
+    """
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        return one_line(f"cannot write {path}: {error.strerror}")
+    return one_line(f"page: {path}" if path.suffix == ".html" else f"table: {path}")
