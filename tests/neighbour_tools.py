@@ -82,7 +82,7 @@ import os, random, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from torch import device, nn
-from hpc.training.compile_cache import CompileCache
+from hpc.strategies.compile_cache import CompileCache
 KILLED = False
 folder = Path("{folder}")
 cache = CompileCache(str(folder / "shared"), enabled=True, node_local=str(folder / "node"))

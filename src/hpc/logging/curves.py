@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hpc.launch.object_gather import all_gather_objects
-from hpc.logging.gradient_norm import last_gradient_norm
+from hpc.strategies.gradients import last_gradient_norm
 
 PREFIX = "step/"  # of the names of these curves
 LOSS = f"{PREFIX}loss"

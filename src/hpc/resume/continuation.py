@@ -13,7 +13,7 @@ from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.resume.initial_values import InitialValues
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import has_transfer_hooks
-from hpc.training.synced_buffers import SyncsBuffers
+from hpc.strategies.synced_buffers import SyncsBuffers
 
 
 def state_to_save(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
-from hpc.training.parallel import clip_gradients
+from hpc.strategies.gradients import clip_gradients
 
 
 class NetworkModule(L.LightningModule):

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from hpc.training import compile_cache
-from hpc.training.parallelize import ModuleChanges, parallelize
+from hpc.strategies import compile_cache
+from hpc.strategies.parallelize import ModuleChanges, parallelize
 from my_research.models.gpt import GPT
 
 WORDS = [
@@ -36,7 +36,7 @@ WORDS = [
 # Prints the number of graphs that a rank has compiled, and of those that missed the cache.
 COUNT = """
 from torch._dynamo.utils import counters
-from hpc.training import compile_cache as compiled
+from hpc.strategies import compile_cache as compiled
 ends = compiled.CompileCache.on_train_end
 def on_train_end(self, trainer, module):
     ends(self, trainer, module)

@@ -16,13 +16,12 @@ from hpc.checkpoint import deepspeed_universal, safe_unpickle
 from hpc.checkpoint.deepspeed_universal import TAG
 from hpc.checkpoint.on_disk import read_manifest
 from hpc.checkpoint.strategy_state import CheckpointMixin
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, join_names
 from hpc.data.shared_loaders import ShardsDataLoaders
-from hpc.training.common_steps import MeetsOtherRanks
-from hpc.training.shown_names import join_names
-from hpc.training.strategies import BATCH_NORM, ParallelizesModule, reject_mixed_norm_on_cpu
-from hpc.training.synced_buffers import SyncsBuffers
-from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
+from hpc.strategies.lockstep import MeetsOtherRanks
+from hpc.strategies.single import BATCH_NORM, ParallelizesModule, reject_mixed_norm_on_cpu
+from hpc.strategies.synced_buffers import SyncsBuffers
+from hpc.strategies.unfrozen_parameters import TracksUnfrozenParameters
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false

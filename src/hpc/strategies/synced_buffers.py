@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.distributed import broadcast, distributed_c10d, get_rank
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # the one class that all batch and instance norms share
 from torchmetrics import Metric
 
-from hpc.training import weight_averaging
-from hpc.training.shown_names import join_names
+from hpc.config.errors import join_names
 
 NORM_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}  # of a norm: only an evaluation reads them
 
@@ -122,7 +122,7 @@ class SyncsBuffers:
 
     def broadcast_buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Set all buffers to rank 0's, on all ranks. Return those that changed here, each with its old value."""
-        averages = weight_averaging.buffers_of_averages(self.lightning_module.trainer)
+        averages = _buffers_of_averages(self.lightning_module.trainer)
         buffers = [
             _without_repeats(item) for item in (*self.lightning_module.buffers(), *averages) if _is_broadcast(item)
         ]
@@ -136,3 +136,10 @@ def put_back(replaced: list[tuple[Tensor, Tensor]]) -> None:
     """Set each buffer to the value beside it."""
     for buffer, value in replaced:
         buffer.copy_(value)
+
+
+def _buffers_of_averages(trainer: Any) -> list[Tensor]:
+    """Return the buffers of the averages. While it trains, each rank has its own, like those of the module."""
+    moving = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
+    models = [callback._average_model.module for callback in moving if callback._average_model]
+    return [buffer for model in models for buffer in model.buffers()]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc.training import synced_buffers
+from hpc.strategies import synced_buffers
 
 
 class Holder(nn.Module):

@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
-from hpc.training.sharded_tensors import DATA, shard_like
+from hpc.strategies.sharded_tensors import DATA, shard_like
 
 
 class WholeParameter(nn.Parameter):

@@ -22,12 +22,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 
-from hpc.config.errors import ConfigError
-from hpc.training.blocks import Blocks, find_blocks
-from hpc.training.parallel import clip_by_norm
-from hpc.training.sharded_parameters import Gathers, gather_when_run, reshard, watch
-from hpc.training.sharded_tensors import complete_dtensor
-from hpc.training.shown_names import join_names
+from hpc.config.errors import ConfigError, join_names
+from hpc.strategies.blocks import Blocks, find_blocks
+from hpc.strategies.gradients import clip_by_norm
+from hpc.strategies.sharded_parameters import Gathers, gather_when_run, reshard, watch
+from hpc.strategies.sharded_tensors import complete_dtensor
 
 MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")

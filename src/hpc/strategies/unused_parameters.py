@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.distributed import all_reduce
 
-from hpc.config.errors import ConfigError
-from hpc.training.shown_names import join_names
+from hpc.config.errors import ConfigError, join_names
 
 
 class FindsUnusedParameters:

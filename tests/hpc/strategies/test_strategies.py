@@ -29,7 +29,7 @@ ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 
 # Prints the sum of the buffers before ranks share them, and afterwards.
 STATISTICS = """
-from hpc.training.strategies import DDP
+from hpc.strategies.ddp import DDP
 share = DDP.broadcast_buffers
 def saying(self):
     def total():
@@ -175,7 +175,7 @@ def test_batch_norm_costs_no_step_anything() -> None:
     from torch import nn
     from torchmetrics import AUROC
 
-    from hpc.training.synced_buffers import buffers_read_in_training
+    from hpc.strategies.synced_buffers import buffers_read_in_training
 
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SyncBatchNorm(2), AUROC("binary", thresholds=5))
     assert buffers_read_in_training(network) == {}
@@ -188,7 +188,7 @@ def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) ->
     """Check that objects are copied too: every step of DeepSpeed changes fp16's loss scaler."""
     import torch
 
-    from hpc.training.deepspeed_strategy import DeepSpeed
+    from hpc.strategies.deepspeed import DeepSpeed
 
     scaler, weight = SimpleNamespace(cur_scale=2.0), torch.ones(2)
 
@@ -240,12 +240,12 @@ def test_a_group_waits_as_long_as_a_job_is_suspended(monkeypatch: pytest.MonkeyP
     """Check that torch's own limits, which run on meanwhile, end no run: the watchdog ends one that hangs."""
     from torch.distributed import TCPStore, distributed_c10d
 
-    from hpc.training import strategies
+    from hpc.strategies import single
 
     names = ("default_pg_timeout", "default_pg_nccl_timeout")
     for name in names:
         monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
-    strategies.extend_group_timeouts()
+    single.extend_group_timeouts()
     limits = [limit for name in names if (limit := getattr(distributed_c10d, name))]
     assert min(limits) > timedelta(days=7)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=max(limits))
