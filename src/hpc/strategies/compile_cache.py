@@ -1,16 +1,12 @@
-"""Keep what torch.compile made for the next start: one archive per code, versions and device, unpacked on each node.
+"""Keep what torch.compile made for the next start, by torch's own archive of it (torch.compiler.save_cache_artifacts).
 
-The compiler's own cache is a folder of many small files, which ranks of many nodes would open one by one on a parallel
-file system. So it lies on each node, and a tar archive of it where all nodes see it.
-`torch.compiler.save_cache_artifacts` of torch 2.13 leaves out the C++ kernels, which would be compiled again.
+The archive lies where all nodes see it; the compiler's cache, a folder of many small files, on each node. C++ kernels
+are not in the archive: without a GPU they are compiled again on a node that has not done so before.
 """
 
 import hashlib
-import inspect
 import os
 import platform
-import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,11 +28,12 @@ MIN_FREE_BYTES = 16 * 2**20  # that a folder must have to compile in it
 class CompileCache(L.Callback):
     """Sets up the compiler's cache before the network is compiled, and keeps what has been added to it.
 
-    A cache saves time and nothing else: if it cannot be read or written, this warns.
+    A cache saves time and nothing else: if it cannot be read or written, this warns. A rank reads and writes the
+    archive of its place on a node, as what is compiled names the GPU.
 
     Args:
         folder: on a file system that all nodes see; for your own programs only, as what lies there is executed.
-        node_local: the folder where each node unpacks the archive; None: the system's folder for temporary files.
+        node_local: the folder where each node compiles; None: the system's folder for temporary files.
     """
 
     def __init__(self, folder: str, *, enabled: bool, node_local: str | None = None) -> None:
@@ -47,17 +44,17 @@ class CompileCache(L.Callback):
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         key = cache_key(pl_module, name, precision=str(trainer.precision))
-        self.archive = self.folder / f"{key}.tar"
+        self.archive = self.folder / f"{key}-{trainer.local_rank}.bin"
+        self._kept: set[str] = set()
         for folder in self._candidate_folders(trainer.default_root_dir):
-            self.cache_dir = folder / f"compiled-{os.getuid()}" / key
             try:  # what lies there is executed: a folder that another user has made is not used
-                directory.write_probe_file(private_folder.make(self.cache_dir.parent), MIN_FREE_BYTES)
-                unpack_archive(self.archive, self.cache_dir)
+                cache_dir = private_folder.make(folder / f"compiled-{os.getuid()}")
+                directory.write_probe_file(cache_dir, MIN_FREE_BYTES)
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir)
+                self._kept = load_archive(self.archive)
                 break
             except OSError as error:
                 print(f"warning: torch.compile cannot use the folder {folder}: {error}", flush=True)
-        self._num_kept_files = self._count_files()
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir)
 
     def _candidate_folders(self, run_dir: str) -> Iterator[Path]:
         """Yield folders to compile in, best first: the node's own storage, if the config names one that exists."""
@@ -68,60 +65,71 @@ class CompileCache(L.Callback):
             yield Path(tempfile.gettempdir())
         yield Path(run_dir)
 
-    def _count_files(self) -> int:
-        """Return the number of cached files. Another run on this node may add some meanwhile, and remove its own."""
-        return sum(len(files) for _, _, files in os.walk(self.cache_dir))
-
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._keep_new_files(trainer)
+        self._keep_new_artifacts(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._keep_new_files(trainer)
+        self._keep_new_artifacts(trainer)
 
-    def _keep_new_files(self, trainer: L.Trainer) -> None:
-        num_files = self._count_files()
-        if trainer.is_global_zero and num_files > self._num_kept_files:
-            self._num_kept_files = num_files
-            try:
-                pack_archive(self.cache_dir, self.archive)
-            except OSError as error:
-                print(f"warning: the cache of torch.compile is not kept for the next start: {error}", flush=True)
+    def _keep_new_artifacts(self, trainer: L.Trainer) -> None:
+        """Write the archive anew, on the first node, if this run has compiled what it does not hold."""
+        made = torch.compiler.save_cache_artifacts() if trainer.node_rank == 0 else None
+        if made is None or (keys := artifact_keys(made[1])) <= self._kept:
+            return
+        self._kept = keys
+        try:
+            write_archive(self.archive, made[0])
+        except OSError as error:
+            print(f"warning: the cache of torch.compile is not kept for the next start: {error}", flush=True)
 
 
 def cache_key(network: nn.Module, device: str, *, precision: str) -> str:
-    """Return a hash of what a compilation depends on: network, code of its parts, versions, device, precision."""
-    files = set()
-    for module in network.modules():
-        with suppress(OSError, TypeError):  # a class that was made at run time has no file
-            files.add(inspect.getfile(type(module)))
+    """Return a hash that tells archives apart. What is in one is found by its content, also when the code changes."""
     words = [repr(network), torch.__version__, platform.python_version(), platform.machine(), device, precision]
-    code = [Path(file).read_bytes() for file in sorted(files) if "site-packages" not in file]
-    return hashlib.sha256(b"".join(["\n".join(words).encode(), *code])).hexdigest()[:16]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
-def unpack_archive(archive: Path, cache_dir: Path) -> None:
-    """Unpack the cache on this node, empty if nothing was kept. One of the node's ranks does it.
+def artifact_keys(info: Any) -> set[str]:
+    """Return the keys in torch's list of artifacts by kind."""
+    return {key for keys in info.artifacts.values() for key in keys}
+
+
+def load_archive(archive: Path) -> set[str]:
+    """Put what an archive holds into the compiler's cache on this node, and return its keys.
 
     Raises:
         OSError: there is no room for it.
     """
-    if cache_dir.exists():
-        return
-    with tempfile.TemporaryDirectory(dir=cache_dir.parent) as temporary, suppress(FileNotFoundError):  # nothing is kept
-        try:
-            with archive.open("rb") as stream, tarfile.open(fileobj=stream) as tar:
-                if os.fstat(stream.fileno()).st_uid != os.getuid():
-                    raise tarfile.ReadError("it belongs to another user, and what it holds would be executed")
-                tar.extractall(f"{temporary}/cache", filter="data")
-            with suppress(OSError):  # another rank was faster
-                Path(temporary, "cache").rename(cache_dir)
-        except (tarfile.TarError, ValueError, LookupError, IsADirectoryError, PermissionError) as error:
-            print(f"warning: torch.compile compiles anew: {archive} cannot be used: {error}", flush=True)
-    cache_dir.mkdir(exist_ok=True)
+    try:
+        with archive.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_uid != os.getuid():
+                raise PermissionError("it belongs to another user, and what it holds would be executed")
+            content = stream.read()
+    except FileNotFoundError:  # nothing is kept
+        return set()
+    except OSError as error:
+        _warn(archive, error)
+        return set()
+    try:
+        info = torch.compiler.load_cache_artifacts(content)  # None if it is damaged
+    except OSError:
+        raise
+    except Exception as error:  # of any kind: it is damaged, too
+        _warn(archive, error)
+        return set()
+    if info is None:
+        _warn(archive, "it is damaged")
+    return artifact_keys(info) if info else set()
 
 
-def pack_archive(cache_dir: Path, archive: Path) -> None:
-    """Write the cache into the archive, whole or not at all. Raises `OSError`."""
+def _warn(archive: Path, reason: object) -> None:
+    print(f"warning: torch.compile compiles anew: {archive} cannot be used: {reason}", flush=True)
+
+
+def write_archive(archive: Path, content: bytes) -> None:
+    """Write an archive, whole or not at all; several runs may do so at once. Raises `OSError`."""
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as temporary:
-        Path(shutil.make_archive(f"{temporary}/cache", "tar", cache_dir)).replace(archive)
+        part = Path(temporary, archive.name)
+        part.write_bytes(content)
+        part.replace(archive)

@@ -18,7 +18,7 @@ from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.strategies.gradients import CompletesGradients
 from hpc.strategies.lockstep import MeetsOtherRanks
 from hpc.strategies.single import ParallelizesModule
-from hpc.strategies.synced_buffers import SyncsBuffers, put_back
+from hpc.strategies.synced_buffers import SyncsBuffers
 from hpc.strategies.unfrozen_parameters import TracksUnfrozenParameters
 from hpc.strategies.unused_parameters import FindsUnusedParameters
 
@@ -39,18 +39,13 @@ class DDP(
     CheckpointMixin,
     DDPStrategy,
 ):
-    """Every rank holds the whole model.
+    """Every rank holds the whole model."""
 
-    Args:
-        forward_sync_buffers: as in DistributedDataParallel; None: only buffers that training may read are synced.
-    """
-
-    def __init__(self, forward_sync_buffers: bool | None = None, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         new, old = "forward_sync_buffers", "broadcast_buffers"  # older versions of torch have the old name
         names = inspect.signature(DistributedDataParallel).parameters
-        super().__init__(**{new if new in names else old: bool(forward_sync_buffers)}, **options)
+        super().__init__(**{new if new in names else old: False} | options)  # `SyncsBuffers` does it
         self._has_noted_hooks = False
-        self.syncs_each_step = forward_sync_buffers is None
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Wrap the module anew: DDP sums the gradients of those parameters that were trained when it was made."""
@@ -82,17 +77,15 @@ class DDP(
             frozen_again = [parameter for name, parameter in frozen.items() if name not in was_frozen]
         else:  # DDP would wait for gradients of them
             frozen_again, self.frozen = [], was_frozen | frozen
-        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else removes those of the old DDP
         self.model = module
         for parameter in frozen_again:
             parameter.requires_grad = True
+        self._ddp_kwargs["init_sync"] = False  # a broadcast would replace buffers of metrics, which are each rank's own
         self.configure_ddp()
         for parameter in frozen_again:
             parameter.requires_grad = False
         rebuild_ddp_buckets(module.trainer, module)
-        with torch.no_grad():
-            put_back(buffers)  # DDP has broadcast rank 0's
 
     def complete_gradients(self) -> None:
         """Average the gradients of parameters that were released within this step, of which DDP does not know yet."""
@@ -129,7 +122,7 @@ def rebuild_ddp_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
         return
     parameters = trainer.strategy.wrapped  # type: ignore[attr-defined]
     frozen_again = [parameter for parameter in parameters if not parameter.requires_grad]
-    buffers, forward = [buffer.clone() for buffer in module.buffers()], vars(module).get("forward")
+    forward = vars(module).get("forward")
     gradients = [parameter.grad for parameter in parameters]
     ddp.zero_grad(set_to_none=True)
     for parameter in frozen_again:
@@ -145,9 +138,6 @@ def rebuild_ddp_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
         parameter.requires_grad = False
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
-    with torch.no_grad():  # DDP has broadcast rank 0's buffers
-        for buffer, value in zip(module.buffers(), buffers, strict=True):
-            buffer.copy_(value)
 
 
 @contextmanager

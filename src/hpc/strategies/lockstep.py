@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from hpc.config.errors import ConfigError
 from hpc.run import stacks
@@ -104,6 +105,10 @@ class MeetsOtherRanks:
     lightning_module: Any
     meeting: Meeting | None = None
     _meeting_group: Any = None  # one of its own: what ranks do elsewhere must not be taken for coming here
+
+    def __init__(self, **options: Any) -> None:
+        # Lightning read torch's default when it was imported, and would pass on that one.
+        super().__init__(**{"timeout": distributed_c10d.default_pg_timeout} | options)
 
     def process_dataloader(self, dataloader: object) -> object:
         self.meet_after_steps()
