@@ -15,16 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError, join_names
 from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.privates.lightning import ddp_options
+from hpc.privates.torch import GRADIENT_HOOKS, MODULE_HOOKS, has_gradient_hook, remove_ddp_hooks
 from hpc.strategies.gradients import CompletesGradients
 from hpc.strategies.lockstep import MeetsOtherRanks
 from hpc.strategies.single import ParallelizesModule
 from hpc.strategies.synced_buffers import SyncsBuffers
 from hpc.strategies.unfrozen_parameters import TracksUnfrozenParameters
 from hpc.strategies.unused_parameters import FindsUnusedParameters
-
-# Where torch keeps the hooks of forward and backward, and those of gradients; there is no public way to suspend them.
-MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
@@ -72,16 +70,18 @@ class DDP(
         self.meet_to_wrap()
         self.average_gradients(dict(module.named_parameters()))  # of batches that are accumulated; DDP forgets them
         frozen = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-        if self.unused or self._ddp_kwargs.get("find_unused_parameters"):
+        if self.unused or ddp_options(self).get("find_unused_parameters"):
             # DDP looks for those, and takes up what was trained before, as it may be released again.
             frozen_again = [parameter for name, parameter in frozen.items() if name not in was_frozen]
         else:  # DDP would wait for gradients of them
             frozen_again, self.frozen = [], was_frozen | frozen
-        self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else removes those of the old DDP
+        remove_ddp_hooks(self.model)  # type: ignore[arg-type]
         self.model = module
         for parameter in frozen_again:
             parameter.requires_grad = True
-        self._ddp_kwargs["init_sync"] = False  # a broadcast would replace buffers of metrics, which are each rank's own
+        ddp_options(self)["init_sync"] = (
+            False  # a broadcast would replace buffers of metrics, which are each rank's own
+        )
         self.configure_ddp()
         for parameter in frozen_again:
             parameter.requires_grad = False
@@ -101,7 +101,7 @@ class DDP(
     def _note_gradient_hooks(self) -> None:
         """Print which gradients the module changes or reads before they are averaged."""
         named = self.lightning_module.named_parameters()
-        names = [name for name, p in named if p._backward_hooks or p._post_accumulate_grad_hooks]
+        names = [name for name, p in named if has_gradient_hook(p)]
         if names and self.is_global_zero:
             note = (
                 f"hooks of the gradients of {join_names(names)} get those of a rank's own samples, before DDP averages "

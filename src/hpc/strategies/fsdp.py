@@ -16,12 +16,13 @@ from torch.distributed.tensor import DTensor
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError, join_names
 from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.privates.torch import BatchNorm
 from hpc.strategies.gradients import CompletesGradients
 from hpc.strategies.lockstep import MeetsOtherRanks
 from hpc.strategies.parallelize import parts_with_parameters
 from hpc.strategies.sharded_parameters import is_running, reshard
 from hpc.strategies.sharded_tensors import is_sharded
-from hpc.strategies.single import BATCH_NORM, ParallelizesModule, reject_mixed_norm_on_cpu
+from hpc.strategies.single import ParallelizesModule, reject_mixed_norm_on_cpu
 from hpc.strategies.synced_buffers import SyncsBuffers
 from hpc.strategies.unfrozen_parameters import TracksUnfrozenParameters
 
@@ -55,7 +56,7 @@ class FSDP(
             parts: list[nn.Module] = [part for part in module.modules() if isinstance(part, FSDPModule)]
             for part in [*parts, *(parts_with_parameters(module) if isinstance(module, FSDPModule) else ())]:
                 part.register_forward_pre_hook(self._before_forward, prepend=True)
-        norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
+        norms = (part for part in self.lightning_module.modules() if isinstance(part, BatchNorm))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             reject_mixed_norm_on_cpu(self, reason="FSDP2 gathers the weights in bf16")
 

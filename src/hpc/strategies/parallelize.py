@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 
 from hpc.config.errors import ConfigError, join_names
+from hpc.privates.torch import compile_blocks_alone, forward_hooks, has_gradient_hook
 from hpc.strategies.blocks import Blocks, find_blocks
 from hpc.strategies.gradients import clip_by_norm
 from hpc.strategies.sharded_parameters import Gathers, gather_when_run, reshard, watch
@@ -130,10 +131,7 @@ def planned_part(module: L.LightningModule) -> Any:
 
 def _compile(module: L.LightningModule, blocks: Blocks | None) -> None:
     """Compile the blocks, the parts beside them, and a module called `loss`, each by itself."""
-    # DDP sends a bucket of gradients when the blocks in it are done. Dynamo need not split the blocks for that, and it
-    # fails where activations are checkpointed.
-    torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = MAX_COMPILED_VARIANTS
+    compile_blocks_alone(MAX_COMPILED_VARIANTS)
     compiled: list[nn.Module] = list(blocks.modules) if blocks else []
     inside = {id(part) for block in compiled for part in block.modules()}
     others = [part for part in (blocks.owner if blocks else module).children() if _has_computation(part)]
@@ -193,7 +191,7 @@ def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None
 
 
 def _reject_gradient_hooks(parameters: dict[str, nn.Parameter]) -> None:
-    if names := [name for name, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]:
+    if names := [name for name, p in parameters.items() if has_gradient_hook(p)]:
         rule = (
             "A parameter must have no hook for its gradient before it is sharded: with strategy=fsdp it is not called"
         )
@@ -212,7 +210,7 @@ def _take_steps_as_forward(module: Any) -> None:
     def outside_steps(hook: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: None if steps_begun else hook(*args, **kwargs)
 
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):  # torch has no public way to replace one
+    for hooks in forward_hooks(module):
         hooks.update({key: outside_steps(hook) for key, hook in hooks.items() if isinstance(_owner(hook), FSDPState)})
     for name in STEPS:
         if is_overridden(name, module):

@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
+from hpc.privates.torch import is_in_backward, num_storage_references
 from hpc.strategies.sharded_tensors import DATA, shard_like
 
 
@@ -138,7 +139,7 @@ class WatchedParameter:
         return self.parameter.all_gather_outputs[0]
 
     def _count_references(self) -> int:
-        return torch._C._storage_Use_Count(self._buffer.untyped_storage()._cdata)
+        return num_storage_references(self._buffer.untyped_storage())
 
     def _write_shard(self, whole: Tensor) -> None:
         """Copy this rank's part of a whole copy into the shard."""
@@ -263,4 +264,4 @@ def gather_when_run(part: nn.Module, module: Any, *, is_in_step: Callable[[], bo
 def is_running(module: Any) -> bool:
     """Return whether a sharded module is already in a forward, its own or that of a part around it, or in backward."""
     is_forward = module._get_fsdp_state()._state_ctx.iter_forward_root is not None
-    return is_forward or torch._C._current_graph_task_id() != -1
+    return is_forward or is_in_backward()

@@ -6,17 +6,16 @@ from typing import Any
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import nn
 from torch.distributed import distributed_c10d
 
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.privates.lightning import device_mesh
 from hpc.strategies.lockstep import MeetsOtherRanks
 from hpc.strategies.parallelize import ModuleChanges, parallelize
 from hpc.strategies.sharded_parameters import Gathers
 
-BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
 GROUP_TIMEOUT = timedelta(days=24)  # about the longest whose milliseconds torch can count
 
 
@@ -39,7 +38,7 @@ class ParallelizesModule:
     gathers: Gathers | None = None
 
     def setup(self, trainer: Any) -> None:
-        mesh = getattr(self, "_device_mesh", None)
+        mesh = device_mesh(self)
         options = {"meet_to_read": self.meet_to_read} if isinstance(self, MeetsOtherRanks) else {}
         self.gathers = parallelize(self.lightning_module, mesh, self.changes, **options) or self.gathers
         super().setup(trainer)  # type: ignore[misc]

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from hpc.config.errors import join_names
+from hpc.privates.lightning import average_of
+from hpc.privates.torch import own_buffers
 
 
 class SyncsBuffers:
@@ -39,7 +41,9 @@ class SyncsBuffers:
 
     def sync_buffers(self) -> None:
         """Set the buffers to rank 0's. Called on all ranks."""
-        buffers = [part._buffers[name] for part, name in self._places]  # anew: the module may have set other tensors
+        buffers = [
+            own_buffers(part)[name] for part, name in self._places
+        ]  # anew: the module may have set other tensors
         broadcast_together(filter(_is_broadcast, buffers))  # type: ignore[arg-type]
 
     @cached_property
@@ -48,12 +52,12 @@ class SyncsBuffers:
         module, trainer = self.lightning_module, self.lightning_module.trainer
         metrics = {id(part) for metric in module.modules() if isinstance(metric, Metric) for part in metric.modules()}
         callbacks = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
-        averages = [callback._average_model.module for callback in callbacks if callback._average_model]
+        averages = [average for callback in callbacks if (average := average_of(callback))]
         places = [
             (part, name)
             for network in (module, *averages)
             for part in network.modules()
-            for name in part._buffers
+            for name in own_buffers(part)
             if id(part) not in metrics
         ]
         sparse = [name for name, buffer in module.named_buffers() if buffer.layout != torch.strided]
