@@ -6,5 +6,6 @@ Others use
     lightning   the state of Lightning's loops, loggers, strategies and callbacks
     torch       torch's hooks, buffers, storages, DDP, compiler, dispatcher and tensors without content
 
-FSDP2's and DTensor's are in strategies/sharded_parameters.py and sharded_tensors.py, which do nothing else.
+FSDP2's and DTensor's are in strategies/sharded_parameters.py, gathering.py and sharded_tensors.py, which do nothing
+else.
 """

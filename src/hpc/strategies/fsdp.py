@@ -17,10 +17,9 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError, join_names
 from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.privates.torch import BatchNorm
+from hpc.strategies.gathering import is_running, parts_with_parameters, reshard
 from hpc.strategies.gradients import CompletesGradients
 from hpc.strategies.lockstep import MeetsOtherRanks
-from hpc.strategies.parallelize import parts_with_parameters
-from hpc.strategies.sharded_parameters import is_running, reshard
 from hpc.strategies.sharded_tensors import is_sharded
 from hpc.strategies.single import ParallelizesModule, reject_mixed_norm_on_cpu
 from hpc.strategies.synced_buffers import SyncsBuffers

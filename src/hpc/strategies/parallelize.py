@@ -4,33 +4,31 @@ Every LightningModule can be sharded, recomputed and compiled by its blocks; see
 it or its network declares a `tensor_parallel_plan`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 
 from hpc.config.errors import ConfigError, join_names
-from hpc.privates.torch import compile_blocks_alone, forward_hooks, has_gradient_hook
+from hpc.privates.torch import compile_blocks_alone, has_gradient_hook
 from hpc.strategies.blocks import Blocks, find_blocks
+from hpc.strategies.gathering import gather_for_steps, parts_with_parameters
 from hpc.strategies.gradients import clip_by_norm
-from hpc.strategies.sharded_parameters import Gathers, gather_when_run, reshard, watch
+from hpc.strategies.sharded_parameters import Gathers, watch
 from hpc.strategies.sharded_tensors import complete_dtensor
 
 MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None
     else:
         # The batch keeps its precision: it may hold targets. Autocast converts what layers get.
         shard(module, mp_policy=replace(policy, cast_forward_inputs=False))
-        _take_steps_as_forward(module)
+        gather_for_steps(module)
 
 
 def _reject_gradient_hooks(parameters: dict[str, nn.Parameter]) -> None:
@@ -198,49 +196,3 @@ def _reject_gradient_hooks(parameters: dict[str, nn.Parameter]) -> None:
         fix = "register_post_accumulate_grad_hook in on_fit_start, which gets the shard of all ranks' gradient; or "
         fix += "strategy=ddp, where a hook gets the gradient of its rank's own samples"
         raise ConfigError("model", join_names(names), rule, fix)
-
-
-def _take_steps_as_forward(module: Any) -> None:
-    """Let FSDP gather the parameters for a whole step.
-
-    The module's own forward is then a plain call within a step: FSDP would gather once more for it in backward.
-    """
-    steps_begun: list[str] = []
-
-    def outside_steps(hook: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: None if steps_begun else hook(*args, **kwargs)
-
-    for hooks in forward_hooks(module):
-        hooks.update({key: outside_steps(hook) for key, hook in hooks.items() if isinstance(_owner(hook), FSDPState)})
-    for name in STEPS:
-        if is_overridden(name, module):
-            setattr(module, name, _noted(getattr(module, name), name, steps_begun))
-            register_fsdp_forward_method(module, name)
-    module.register_forward_hook(lambda *_: None if steps_begun else reshard(module))
-    for part in parts_with_parameters(module):
-        gather_when_run(part, module, is_in_step=lambda: bool(steps_begun))
-
-
-def _owner(hook: Any) -> Any:
-    return getattr(hook, "__self__", None)
-
-
-def _noted(step: Callable[..., Any], name: str, begun: list[str]) -> Callable[..., Any]:
-    @wraps(step)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        begun.append(name)
-        try:
-            return step(*args, **kwargs)
-        finally:
-            begun.pop()
-
-    return call
-
-
-def parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost parts that can run by themselves: a list of modules has no forward, its items do."""
-    for part in module.children():
-        if isinstance(part, nn.ModuleList | nn.ModuleDict):
-            yield from parts_with_parameters(part)
-        elif not isinstance(part, Metric | FSDPModule) and next(part.parameters(), None) is not None:
-            yield part

@@ -2,7 +2,8 @@
 
 Between two steps each rank holds its shard of a parameter, a DTensor. For a step FSDP gathers a whole copy, puts it in
 the shard's place, and later frees it, together with what was changed in it. torch has no public way to notice that:
-all private attributes of FSDP2 that the project uses are in this file, those of DTensor in sharded_tensors.py.
+all private attributes of FSDP2 that the project uses are in this file and gathering.py, those of DTensor in
+sharded_tensors.py.
 """
 
 import sys
@@ -19,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
-from hpc.privates.torch import is_in_backward, num_storage_references
+from hpc.privates.torch import num_storage_references
 from hpc.strategies.sharded_tensors import DATA, shard_like
 
 
@@ -233,35 +234,3 @@ def _watch_group(group: Any, note: Callable[..., None]) -> None:
 
     group.unshard, group.post_backward = check_and_unshard, note_and_reduce
     group._to_unsharded, group._to_sharded = to_unsharded_and_note, keep_and_to_sharded
-
-
-def reshard(module: nn.Module) -> None:
-    """Put the shards in the place of gathered parameters, of which FSDP leaves some if no backward follows."""
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
-
-
-def gather_when_run(part: nn.Module, module: Any, *, is_in_step: Callable[[], bool]) -> None:
-    """Gather what `module` shards beside its blocks, of which `part` has some, when a hook runs the part by itself."""
-    begun: list[bool] = []
-
-    def begin(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        begun.append(not is_in_step() and not is_running(module))
-        return module._get_fsdp_state()._pre_forward(module, args, kwargs) if begun[-1] else None
-
-    def end(_: nn.Module, args: Any, output: Any) -> Any:
-        if not begun.pop():
-            return None
-        output = module._get_fsdp_state()._post_forward(module, args, output)
-        reshard(module)
-        return output
-
-    part.register_forward_pre_hook(begin, with_kwargs=True)
-    part.register_forward_hook(end, always_call=True)
-
-
-def is_running(module: Any) -> bool:
-    """Return whether a sharded module is already in a forward, its own or that of a part around it, or in backward."""
-    is_forward = module._get_fsdp_state()._state_ctx.iter_forward_root is not None
-    return is_forward or is_in_backward()

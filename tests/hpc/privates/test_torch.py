@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from hpc.privates import torch as privates
 
 ATEN = torch.ops.aten
-# What strategies/sharded_parameters.py and sharded_tensors.py read of FSDP2 and DTensor, by class.
+# What strategies/sharded_parameters.py, gathering.py and sharded_tensors.py read of FSDP2 and DTensor, by class.
 SHARDED = {
     FSDPModule: ("_get_fsdp_state",),
     FSDPState: ("_pre_forward", "_post_forward", "_state_ctx", "_fsdp_param_group"),
