@@ -72,7 +72,7 @@ def cached(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         ground.expect(command, *([-command.hit] if command.hit else [0]))
     again = Command(f"{name}-again", ["train.py"], patch=COMPILES.format(folder=folder))
     yield [again]
-    if ground.expect(again, 0) and "kernels 0" in again.said():
+    if ground.expect(again, 0) and "kernels 8" not in again.said():
         ground.harm("other results", f"the cache is lost: {again.said()}")
 
 
@@ -102,12 +102,10 @@ trainer = SimpleNamespace(
 )
 cache.setup(trainer, nn.Sequential(nn.Linear(2, 2)), "fit")
 for number in range(8):
-    name = f"kernel-{{number}}"
-    made[name] = (name * 250)[:2000]
+    made[f"kernel-{{number}}"] = (f"kernel-{{number}}" * 250)[:2000]
+    time.sleep(random.random() / 100)
     if KILLED and number == 4:
         os.kill(os.getpid(), 9)
-    cache.on_save_checkpoint(trainer, None, {{}})
-    time.sleep(random.random() / 100)
 cache.on_train_end(trainer, None)
 print("kernels", len(loaded))
 sys.exit(0)

@@ -39,19 +39,21 @@ class CompileCache(L.Callback):
     def __init__(self, folder: str, *, enabled: bool, node_local: str | None = None) -> None:
         self.folder, self.enabled = home.expand(os.path.expandvars(folder)), enabled
         self.node_local = node_local
+        self.archive: Path | None = None
+        self._keys_before: set[str] = set()
+        self._is_kept = False
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         key = cache_key(pl_module, name, precision=str(trainer.precision))
         self.archive = self.folder / f"{key}-{trainer.local_rank}.bin"
-        self._kept: set[str] = set()
         for folder in self._candidate_folders(trainer.default_root_dir):
             try:  # what lies there is executed: a folder that another user has made is not used
                 cache_dir = private_folder.make(folder / f"compiled-{os.getuid()}")
                 directory.write_probe_file(cache_dir, MIN_FREE_BYTES)
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir)
-                self._kept = load_archive(self.archive)
+                self._keys_before = load_archive(self.archive)
                 break
             except OSError as error:
                 print(f"warning: torch.compile cannot use the folder {folder}: {error}", flush=True)
@@ -65,18 +67,23 @@ class CompileCache(L.Callback):
             yield Path(tempfile.gettempdir())
         yield Path(run_dir)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._keep_new_artifacts(trainer)
-
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._keep_new_artifacts(trainer)
 
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._keep_new_artifacts(trainer)  # a run that stops to be continued ends so, too
+
     def _keep_new_artifacts(self, trainer: L.Trainer) -> None:
-        """Write the archive anew, on the first node, if this run has compiled what it does not hold."""
-        made = torch.compiler.save_cache_artifacts() if trainer.node_rank == 0 else None
-        if made is None or (keys := artifact_keys(made[1])) <= self._kept:
+        """Write the archive anew, on the first node, if this run has compiled what it does not hold.
+
+        Only once: of a second archive of one process, torch loads only what was compiled since the first.
+        """
+        if self.archive is None or self._is_kept or trainer.node_rank:
             return
-        self._kept = keys
+        self._is_kept = True
+        made = torch.compiler.save_cache_artifacts()
+        if made is None or artifact_keys(made[1]) <= self._keys_before:
+            return
         try:
             write_archive(self.archive, made[0])
         except OSError as error:
