@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics import MeanMetric
 
 from hpc.data.data_module import DataModule
-from hpc.training.parallel import clip_gradients
+from hpc.strategies.gradients import clip_gradients
 from my_research.changed_weights import WAYS
 from my_research.drawn_trace import passes, write
 

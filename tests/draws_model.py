@@ -8,7 +8,7 @@ CALLBACKS = "lightning.pytorch.callbacks."
 MONITORS = {"step": "own/loss", "epoch": "own/loss", "both": "own/loss_epoch", "metric": "own/metric"}
 
 
-# How an average of the head is written, and where: names in tests/hpc/training/changed_weights.py.
+# How an average of the head is written, and where: names in tests/hpc/strategies/changed_weights.py.
 WAYS = [
     "data_in_place", "data_assigned", "data_assigned_and_used", "data_copied", "in_place", "copied", "detached",
     "of_many", "loaded", "loaded_by_assignment", "replaced", "normalized", "clipped", "drawn", "released",

@@ -50,7 +50,8 @@ MODULES = [
     "studies.sweep",
     "training.starting_point",
     "training.record",
-    "training.strategies",
+    "strategies.ddp",
+    "strategies.fsdp",
     "checkpoint.trained",
     "checkpoint.weights",
     "plan.trace_cache",
@@ -248,8 +249,8 @@ def begin(project: Path) -> None:
     from hpc.checkpoint import safe_unpickle
     from hpc.config import build, errors
     from hpc.logging import loggers, positions
-    from hpc.run import attempt_log, command_line
-    from hpc.training import skipped_samples, starting_point
+    from hpc.run import attempt_log, command_line, skipped_samples
+    from hpc.training import starting_point
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():

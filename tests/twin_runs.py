@@ -53,7 +53,7 @@ def prepare(project: Path) -> None:
     for name, source in (
         ("drawn", "drawn_module"),
         ("drawn_trace", "drawn_trace"),
-        ("changed_weights", "hpc/training/changed_weights"),
+        ("changed_weights", "hpc/strategies/changed_weights"),
     ):
         (project / f"src/my_research/{name}.py").write_text((HERE / f"{source}.py").read_text())
     assert "hpc" not in sys.modules, "runs are forked from this process, and must import hpc from this project"

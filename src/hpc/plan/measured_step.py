@@ -24,10 +24,10 @@ from hpc.plan.meter import Meter, local_bytes
 from hpc.plan.module_source import ModuleSource, NotTraceable
 from hpc.plan.parameter_groups import list_groups
 from hpc.plan.trace_types import ParameterGroup
+from hpc.strategies.blocks import Blocks
+from hpc.strategies.parallelize import planned_part
 from hpc.training import dry_run
-from hpc.training.blocks import Blocks
 from hpc.training.fake_tensors import default_dtype, fake_tensor_mode, real_tensor_mode
-from hpc.training.parallelize import planned_part
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 

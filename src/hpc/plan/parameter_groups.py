@@ -5,7 +5,7 @@ from torch.nn import Parameter
 
 from hpc.plan.meter import local_bytes, local_shard, storage_key
 from hpc.plan.trace_types import ParameterGroup
-from hpc.training.blocks import Blocks
+from hpc.strategies.blocks import Blocks
 
 OUTSIDE = "outside the blocks"
 

@@ -13,7 +13,6 @@ from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.resume.initial_values import InitialValues
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import has_transfer_hooks
-from hpc.training.synced_buffers import SyncsBuffers
 
 
 def state_to_save(
@@ -29,7 +28,6 @@ def state_to_save(
     changed = attributes.find_changed(trainer, module, initial=initial.attributes or {})
     if trainer.is_global_zero:
         attributes.print_unsaved(changed, initial.named_unsaved)
-    buffers = trainer.strategy.differing_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
     return {
         "position": place,
         "scheduled": schedules.scheduled_values(trainer.optimizers),
@@ -38,10 +36,7 @@ def state_to_save(
             "began": random_at_start,
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": accumulated_gradients.state(module),
-            "attributes": [
-                *changed,
-                *attributes.buffers_as_changed(buffers),
-            ],
+            "attributes": changed,
             "settings": trainer_settings.find_changed(trainer, initial.settings),
             "evaluation": replay.evaluation_generators(trainer),
             "loaders": replay.loader_places(

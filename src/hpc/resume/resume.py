@@ -19,15 +19,16 @@ from hpc.resume.initial_values import InitialValues
 from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
 from hpc.resume.stopping import ReportsTrial
+from hpc.run import skipped_samples
 from hpc.state import randomness
 from hpc.state.batch_effects import TransferEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training import record, sharded_tensors, skipped_samples, weight_averaging
+from hpc.strategies import sharded_tensors
+from hpc.strategies.ddp import DDP, rebuild_ddp_buckets
+from hpc.strategies.gradients import require_clip_gradients
+from hpc.strategies.synced_buffers import SyncsBuffers
+from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
-from hpc.training.ddp_buckets import rebuild_ddp_buckets
-from hpc.training.parallel import require_clip_gradients
-from hpc.training.strategies import DDP
-from hpc.training.synced_buffers import SyncsBuffers
 
 
 class Resume(StopsEvaluations):

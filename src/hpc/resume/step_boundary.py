@@ -11,7 +11,7 @@ from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
 from hpc.resume.nonfinite import NonFiniteCheck
 from hpc.resume.saving import Saver
 from hpc.resume.stopping import PRUNED, REASONS, ReportsTrial, StopReasons, end_attempt
-from hpc.training import skipped_samples
+from hpc.run import skipped_samples
 from hpc.training.attempt import Attempt
 
 FIRST_AGREEMENTS = 3  # at which ranks compare their weights, as later only before they save: it waits for the device

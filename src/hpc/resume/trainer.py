@@ -30,10 +30,11 @@ from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
-from hpc.training import record, step_overhead, strategies
+from hpc.strategies import single
+from hpc.strategies.lockstep import Meeting
+from hpc.strategies.parallelize import ModuleChanges
+from hpc.training import record, step_overhead
 from hpc.training.attempt import Attempt
-from hpc.training.meeting import Meeting
-from hpc.training.parallelize import ModuleChanges
 
 # Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
 LIBRARIES_WARNINGS = [
@@ -105,7 +106,7 @@ def make_trainer(
     for message in LIBRARIES_WARNINGS:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
-    strategies.extend_group_timeouts()
+    single.extend_group_timeouts()
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
@@ -131,7 +132,7 @@ def make_trainer(
 
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
-    precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
+    precision_plugins = single.double_precision_plugins(run.cfg.trainer.precision)
     if run.cfg.trainer.arguments.get("enable_progress_bar") is False:
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.

@@ -70,15 +70,6 @@ def find_changed(trainer: L.Trainer, module: L.LightningModule, *, initial: Init
     return changed
 
 
-def buffers_as_changed(buffers: Mapping[str, Tensor]) -> ChangedAttributes:
-    """Return this rank's own buffers as `find_changed` would, to be restored in place of the checkpoint's."""
-    changed = []
-    for full_name, buffer in buffers.items():
-        part, _, name = full_name.rpartition(".")
-        changed.append((f"module {part}", name, plain_forms.to_plain_on_host(buffer)))
-    return changed
-
-
 def restore(
     trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes, is_other_rank: bool = False
 ) -> None:

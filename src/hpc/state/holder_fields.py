@@ -54,6 +54,8 @@ def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, nn.Module):
         tensors = {**owner._parameters, **owner._buffers}
         names = owner._non_persistent_buffers_set if is_saved else tensors
+        if is_saved and isinstance(owner, Metric):
+            names = owner._buffers  # of a metric they are each rank's own
         yield from ((name, tensors[name]) for name in names if name in tensors)
 
 

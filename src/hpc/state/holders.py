@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from hpc.checkpoint import weights
 from hpc.config.project import HPC, researcher_packages
@@ -65,6 +66,7 @@ class HolderNames:
         buffers = [
             buffer
             for part in module.modules()
+            if not isinstance(part, Metric)  # whose buffers are each rank's own
             for name, buffer in part._buffers.items()
             if buffer is not None and name not in part._non_persistent_buffers_set  # torch says it nowhere else
         ]

@@ -14,6 +14,11 @@ from typing import Any
 
 PRESENT_NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 PRESENT_NAMES |= {"hpc.training.predicted_samples": "hpc.logging.predicted_samples"}
+PRESENT_NAMES |= {
+    "hpc.training.parallel": "hpc.strategies.gradients",
+    "hpc.training.compile_cache": "hpc.strategies.compile_cache",
+    "hpc.training.deepspeed_strategy": "hpc.strategies.deepspeed",
+}
 
 
 def present_name(name: str) -> str:

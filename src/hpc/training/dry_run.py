@@ -23,11 +23,11 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torchmetrics import Metric, MetricCollection
 
 from hpc.config.errors import first_line
 from hpc.config.project import LIBRARY, PROJECT
+from hpc.privates.torch import DataDependentOutputException, DynamicOutputShapeException
 
 NUM_STEPS = 1000  # that schedules are told, if the run's number is unknown
 HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")

@@ -106,12 +106,6 @@ def num_updates(trainer: L.Trainer) -> int:
     return sum(int(moving._average_model.n_averaged) for moving in _moving_callbacks(trainer) if moving._average_model)
 
 
-def buffers_of_averages(trainer: L.Trainer) -> list[Tensor]:
-    """Return the buffers of the averages. While it trains, each rank has its own, like those of the module."""
-    models = [moving._average_model.module for moving in _moving_callbacks(trainer) if moving._average_model]
-    return [buffer for model in models for buffer in model.buffers()]
-
-
 def reject_resume_from_averaged(is_averaged: bool) -> None:
     """Raise `ConfigError` if weights would be trained further that were averaged at the end of the run."""
     if is_averaged:

@@ -115,4 +115,4 @@ def test_hydras_compose_api_works_as_documented(tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(f"CONFIGS = {configs!r}\n{NOTEBOOK}")
     environ = ENVIRON | {"PYTHONPATH": str(PROJECT / "src")}  # as the editable install of env.sh does it
     done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.stdout == "4 hpc.training.strategies.DDP False\n", done.stderr
+    assert done.stdout == "4 hpc.strategies.ddp.DDP False\n", done.stderr

@@ -251,7 +251,7 @@ def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, 
     monkeypatch.setattr(trace_cache, "SOURCES", tmp_path / "src")
     package = f"src/{PACKAGE}"
     sources = [f"{package}/models/net.py", f"{package}/data/text.py", "src/another/net.py", "src/net.py"]
-    sources += ["constraints.txt", "src/hpc/training/blocks.py"]  # of a copy of hpc that its owner changes
+    sources += ["constraints.txt", "src/hpc/strategies/blocks.py"]  # of a copy of hpc that its owner changes
     library = tmp_path / "clone" / "src" / "hpc"
     monkeypatch.setattr(trace_cache, "LIBRARY", library)
     beside = library / "plan" / "tracer.py"

@@ -10,8 +10,7 @@ import pytest
 
 from hpc.logging import positions
 from hpc.report import overview
-from hpc.run import attempt_log, claim, history
-from hpc.training import skipped_samples
+from hpc.run import attempt_log, claim, history, skipped_samples
 
 START = {
     "event": "start", "attempt": 1, "time": 1e9, "job": "17", "from_step": 0, "hosts": ["n1"], "world_size": 2,

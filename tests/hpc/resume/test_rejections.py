@@ -21,7 +21,8 @@ from hpc.config import build as config_build
 from hpc.config.errors import ConfigError
 from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
-from hpc.training import lightning_errors, parallelize
+from hpc.strategies import parallelize
+from hpc.training import lightning_errors
 
 
 @pytest.mark.parametrize("name", ["OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"])

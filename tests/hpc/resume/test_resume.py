@@ -187,10 +187,10 @@ def test_ranks_whose_learning_rates_differ_train_no_further(start: Callable, tmp
 SCALED = """
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from hpc.training import strategies
+from hpc.strategies import single
 
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
-strategies.double_precision_plugins = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
+single.double_precision_plugins = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
 """
 
 

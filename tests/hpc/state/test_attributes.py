@@ -299,6 +299,22 @@ def odd() -> Any:
     return module
 
 
+def test_a_buffer_of_a_metric_is_each_ranks_own() -> None:
+    def counting() -> Any:
+        module: Any = L.LightningModule()
+        module.mean = MeanMetric()
+        module.mean.register_buffer("num_seen", torch.zeros(()))
+        return module
+
+    module, again = counting(), counting()
+    before = attributes.record_initial(trained(module), module)
+    assert not attributes.find_changed(trained(module), module, initial=before)
+    module.mean.num_seen += 3
+    changed = attributes.find_changed(trained(module), module, initial=before)
+    attributes.restore(trained(again), again, changed=changed)
+    assert [name for _, name, _ in changed] == ["num_seen"] and again.mean.num_seen == 3
+
+
 def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module, again = odd(), odd()
     before = attributes.record_initial(trained(module), module)

@@ -3,10 +3,8 @@
 import errno
 import os
 import re
-import shutil
-import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.compiler._cache import CacheArtifactManager
 
-from hpc.training import compile_cache
-from hpc.training.parallelize import ModuleChanges, parallelize
+from hpc.strategies import compile_cache
+from hpc.strategies.parallelize import ModuleChanges, parallelize
 from my_research.models.gpt import GPT
 
 WORDS = [
@@ -36,7 +35,7 @@ WORDS = [
 # Prints the number of graphs that a rank has compiled, and of those that missed the cache.
 COUNT = """
 from torch._dynamo.utils import counters
-from hpc.training import compile_cache as compiled
+from hpc.strategies import compile_cache as compiled
 ends = compiled.CompileCache.on_train_end
 def on_train_end(self, trainer, module):
     ends(self, trainer, module)
@@ -61,50 +60,29 @@ def test_the_key_names_what_a_compilation_depends_on() -> None:
     assert len({same, *others}) == 4
 
 
-def test_the_key_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("one")
-    monkeypatch.setattr(compile_cache.inspect, "getfile", lambda kind: str(file))
-    before = compile_cache.cache_key(nn.Identity(), "", precision="")
-    file.write_text("two")
-    assert compile_cache.cache_key(nn.Identity(), "", precision="") != before
+def trainer_in(run_dir: Path, local_rank: int = 0) -> Any:
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    named = {"precision": "32-true", "default_root_dir": str(run_dir), "local_rank": local_rank, "node_rank": 0}
+    return SimpleNamespace(strategy=strategy, **named)
+
+
+def cache(folder: Path, local: Path, run_dir: Path, local_rank: int = 0) -> compile_cache.CompileCache:
+    """Set up the cache of a run whose node-local storage is `local`."""
+    made = compile_cache.CompileCache(str(folder), enabled=True, node_local=str(local))
+    made.setup(trainer_in(run_dir, local_rank), nn.Sequential(nn.Linear(2, 2)), "fit")
+    return made
 
 
 def test_a_module_of_any_shape_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     module = L.LightningModule()
     module.encoder = nn.Linear(2, 3)  # no attribute called network
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(tmp_path))
-    cache = compile_cache.CompileCache(str(tmp_path / "kept"), enabled=True)
-    cache.setup(trainer, module, "fit")
-    before = cache.archive
+    made = compile_cache.CompileCache(str(tmp_path / "kept"), enabled=True)
+    made.setup(trainer_in(tmp_path), module, "fit")
+    before = made.archive
     module.encoder = nn.Linear(3, 3)
-    cache.setup(trainer, module, "fit")
-    assert cache.archive != before and cache.cache_dir.is_dir()
-
-
-def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:
-    (tmp_path / "node1" / "ab").mkdir(parents=True)
-    (tmp_path / "node1" / "ab" / "kernel.so").write_text("code")
-    archive = tmp_path / "shared" / "key.tar"
-    compile_cache.pack_archive(tmp_path / "node1", archive)
-    assert [path.name for path in archive.parent.iterdir()] == ["key.tar"]
-    place = tmp_path / "node2" / "cache"
-    place.parent.mkdir()
-    compile_cache.unpack_archive(archive, place)
-    compile_cache.unpack_archive(archive, place)  # the next rank of that node
-    assert (place / "ab" / "kernel.so").read_text() == "code"
-    assert list(place.parent.iterdir()) == [place]
-
-
-def cache(folder: Path, local: Path, run_dir: Path) -> compile_cache.CompileCache:
-    """Set up the cache of a run whose node-local storage is `local`."""
-    made = compile_cache.CompileCache(str(folder), enabled=True, node_local=str(local))
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(run_dir))
-    made.setup(trainer, nn.Sequential(nn.Linear(2, 2)), "fit")  # type: ignore[arg-type]
-    return made
+    made.setup(trainer_in(tmp_path), module, "fit")
+    assert made.archive != before and Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
 
 
 @pytest.fixture
@@ -116,6 +94,74 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     monkeypatch.setattr(tempfile, "tempdir", str(made[3]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     return made[:3]  # type: ignore[return-value]
+
+
+@pytest.fixture
+def artifacts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Let torch's list of artifacts be empty; return a function that adds one, as a compilation does."""
+    CacheArtifactManager._ensure_cache_artifacts_registered()
+    with CacheArtifactManager.with_fresh_cache():
+        yield lambda key: CacheArtifactManager.record_artifact("aot_autograd", key, f"code of {key}".encode())
+
+
+def compiled_files(local: Path) -> set[str]:
+    return {path.read_text() for path in local.glob("compiled-*/**/*") if path.is_file()}
+
+
+def test_what_was_compiled_is_there_on_another_node(
+    folders: tuple[Path, ...], artifacts: Callable[[str], None], tmp_path: Path
+) -> None:
+    """Check that a rank's archive is read on another node by the rank of the same place."""
+    first = cache(*folders)
+    artifacts("block")
+    artifacts("head")
+    first.on_exception(trainer_in(folders[2]), None, KeyboardInterrupt())  # type: ignore[arg-type]
+    assert [path.name for path in folders[0].iterdir()] == [first.archive.name]  # type: ignore[union-attr]
+    for name, rank, expected in [("node2", 0, {"code of block", "code of head"}), ("node3", 1, set())]:
+        (tmp_path / name).mkdir()
+        cache(folders[0], tmp_path / name, folders[2], rank)
+        assert compiled_files(tmp_path / name) == expected
+
+
+def test_an_error_after_training_leaves_the_archive_whole(
+    folders: tuple[Path, ...], artifacts: Callable[[str], None], tmp_path: Path
+) -> None:
+    """Let a test compile and fail after training: torch would load only what the test has compiled."""
+    first = cache(*folders)
+    artifacts("block")
+    first.on_train_end(trainer_in(folders[2]), None)  # type: ignore[arg-type]
+    artifacts("test")
+    first.on_exception(trainer_in(folders[2]), None, ValueError())  # type: ignore[arg-type]
+    (tmp_path / "node2").mkdir()
+    cache(folders[0], tmp_path / "node2", folders[2])
+    assert compiled_files(tmp_path / "node2") == {"code of block"}
+
+
+def test_an_error_before_the_setup_is_that_error(folders: tuple[Path, ...]) -> None:
+    made = compile_cache.CompileCache(str(folders[0]), enabled=True)
+    made.on_exception(trainer_in(folders[2]), None, ValueError())  # type: ignore[arg-type]
+
+
+def test_the_archive_is_not_replaced_by_one_that_has_nothing_new(
+    folders: tuple[Path, ...], artifacts: Callable[[str], None]
+) -> None:
+    first = cache(*folders)
+    artifacts("block")
+    artifacts("head")
+    first.on_train_end(trainer_in(folders[2]), None)  # type: ignore[arg-type]
+    with CacheArtifactManager.with_fresh_cache():
+        again = cache(*folders)
+        artifacts("block")  # a run that has come no further
+        again.on_train_end(trainer_in(folders[2]), None)  # type: ignore[arg-type]
+    assert first.archive and b"code of head" in first.archive.read_bytes()
+
+
+def test_other_nodes_write_no_archive(folders: tuple[Path, ...], artifacts: Callable[[str], None]) -> None:
+    first, trainer = cache(*folders), trainer_in(folders[2])
+    artifacts("block")
+    trainer.node_rank = 1
+    first.on_train_end(trainer, None)  # type: ignore[arg-type]
+    assert not list(folders[0].iterdir())
 
 
 @pytest.mark.parametrize("theirs", ["folder", "link", "all can write"])
@@ -133,79 +179,66 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_the_end(
         place.chmod(0o777 if theirs == "all can write" else 0o700)
     if theirs == "folder":
         os.chown(place, os.getuid() + 1, -1)
-    found = cache(*folders)
-    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent.parent == Path(tempfile.gettempdir())
-    assert found.cache_dir.is_dir() and not list(place.iterdir())
+    cache(*folders)
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
+    assert not list(place.iterdir())
     assert "must be a folder that this user owns and nobody else can write" in capsys.readouterr().out
 
 
 def test_a_full_node_is_a_warning(
-    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    folders: tuple[Path, ...],
+    artifacts: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    """Check an archive that fits neither node-local storage nor the temporary folder.
-
-    It must be written to the run directory.
-    """
-    written = tarfile.TarFile.makefile
-
-    def makefile(self: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> None:
-        if not Path(path).is_relative_to(folders[2]):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        written(self, info, path)
-
+    """Check an archive that fits neither node-local storage nor the temporary folder: the run directory is used."""
     first = cache(*folders)
-    (first.cache_dir / "kernel.so").write_text("code")
-    compile_cache.pack_archive(first.cache_dir, first.archive)
-    shutil.rmtree(first.cache_dir)
-    monkeypatch.setattr(tarfile.TarFile, "makefile", makefile)
-    found = cache(*folders)
-    assert found.cache_dir.is_relative_to(folders[2]) and (found.cache_dir / "kernel.so").read_text() == "code"
+    artifacts("block")
+    first.on_train_end(trainer_in(folders[2]), None)  # type: ignore[arg-type]
+    load = torch.compiler.load_cache_artifacts
+
+    def load_where_there_is_room(content: bytes) -> Any:
+        if not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folders[2]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return load(content)
+
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", load_where_there_is_room)
+    cache(*folders)
+    assert compiled_files(folders[2]) == {"code of block"}
     assert capsys.readouterr().out.count("No space left") == 2
-    assert not list(first.cache_dir.parent.iterdir())  # a partial archive would waste space
 
 
 @pytest.mark.parametrize("kept", ["damaged", "of another user", "a folder"])
 def test_what_cannot_be_trusted_or_read_is_no_cache(
-    kept: str, folders: tuple[Path, ...], capsys: pytest.CaptureFixture
+    kept: str, folders: tuple[Path, ...], artifacts: Callable[[str], None], capsys: pytest.CaptureFixture
 ) -> None:
     if kept == "of another user" and os.getuid():
         pytest.skip("only root may give a file away")
     first = cache(*folders)
-    (first.cache_dir / "kernel.so").write_text("code")
-    compile_cache.pack_archive(first.cache_dir, first.archive)
-    shutil.rmtree(first.cache_dir)
+    artifacts("block")
+    first.on_train_end(trainer_in(folders[2]), None)  # type: ignore[arg-type]
+    assert first.archive
     if kept == "damaged":
-        first.archive.write_text("no archive")
+        first.archive.write_bytes(first.archive.read_bytes()[:-3])
     elif kept == "a folder":
         first.archive.unlink()
         first.archive.mkdir()
     else:
         os.chown(first.archive, os.getuid() + 1, -1)
-    found = cache(*folders)
-    assert found.cache_dir == first.cache_dir and not list(found.cache_dir.iterdir())
+    cache(*folders)
+    assert not compiled_files(folders[1])
     assert "compiles anew" in capsys.readouterr().out
 
 
-def test_what_another_run_takes_away_meanwhile_is_a_warning(
-    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_an_archive_that_cannot_be_written_is_a_warning(
+    folders: tuple[Path, ...], artifacts: Callable[[str], None], capsys: pytest.CaptureFixture
 ) -> None:
-    """Let files of the cache vanish, as another run of the node may remove them: this must be only a warning."""
-    found = cache(*folders)
-    (found.cache_dir / "aside").mkdir()
-    (found.cache_dir / "aside" / "kernel.so").write_text("code")
-    scandir = os.scandir
-
-    def gone(path: str | Path | int) -> object:  # a number is a folder that is open
-        if str(path).endswith("/aside") or path == "aside":
-            raise FileNotFoundError(path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", gone)
-    found.on_train_end(SimpleNamespace(is_global_zero=True), None)  # type: ignore[arg-type]
-    (found.cache_dir / "other.so").write_text("code")
-    monkeypatch.setattr(tarfile.TarFile, "addfile", lambda *_: gone("aside"))
-    found.on_train_end(SimpleNamespace(is_global_zero=True), None)  # type: ignore[arg-type]
-    assert "is not kept" in capsys.readouterr().out and not list(folders[0].iterdir())
+    first = cache(*folders)
+    artifacts("block")
+    folders[0].rmdir()
+    folders[0].write_text("a file where the folder was")
+    first.on_train_end(trainer_in(folders[2]), None)  # type: ignore[arg-type]
+    assert "is not kept" in capsys.readouterr().out
 
 
 @pytest.mark.soak

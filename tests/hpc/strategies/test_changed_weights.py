@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from hpc.config.errors import ConfigError
-from hpc.training.meeting import Meeting
-from hpc.training.parallelize import CompiledForward, _reject_gradient_hooks
-from hpc.training.sharded_tensors import explain
+from hpc.strategies.lockstep import Meeting
+from hpc.strategies.parallelize import CompiledForward, _reject_gradient_hooks
+from hpc.strategies.sharded_tensors import explain
 
 TOLERANCE = 1e-12
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpc.config.errors import ConfigError
+from hpc.privates.torch import FakeTensor
 
 DATA: Any = torch.Tensor.data
 aten = torch.ops.aten

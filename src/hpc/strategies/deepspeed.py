@@ -10,19 +10,18 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from hpc.checkpoint import deepspeed_universal, safe_unpickle
 from hpc.checkpoint.deepspeed_universal import TAG
 from hpc.checkpoint.on_disk import read_manifest
 from hpc.checkpoint.strategy_state import CheckpointMixin
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, join_names
 from hpc.data.shared_loaders import ShardsDataLoaders
-from hpc.training.common_steps import MeetsOtherRanks
-from hpc.training.shown_names import join_names
-from hpc.training.strategies import BATCH_NORM, ParallelizesModule, reject_mixed_norm_on_cpu
-from hpc.training.synced_buffers import SyncsBuffers
-from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
+from hpc.privates.torch import BatchNorm, tree_map
+from hpc.strategies.lockstep import MeetsOtherRanks
+from hpc.strategies.single import ParallelizesModule, reject_mixed_norm_on_cpu
+from hpc.strategies.synced_buffers import SyncsBuffers
+from hpc.strategies.unfrozen_parameters import TracksUnfrozenParameters
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
@@ -147,7 +146,7 @@ class DeepSpeed(
 
 def _mixes_dtypes(part: nn.Module) -> bool:
     """Return whether a part is a batch norm with weights and statistics of different precisions."""
-    if not isinstance(part, BATCH_NORM) or part.weight is None or part.running_mean is None:
+    if not isinstance(part, BatchNorm) or part.weight is None or part.running_mean is None:
         return False
     return part.weight.dtype != part.running_mean.dtype
 

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from hpc.config.errors import ConfigError
-from hpc.training.blocks import find_blocks
-from hpc.training.parallelize import ModuleChanges, parallelize
+from hpc.strategies.blocks import find_blocks
+from hpc.strategies.parallelize import ModuleChanges, parallelize
 
 
 def layers(num: int, width: int = 4) -> list[nn.Module]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from hpc.config.errors import ConfigError
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training.parallel import clip_gradients, require_clip_gradients
-from hpc.training.parallelize import ModuleChanges, parallelize
+from hpc.strategies.gradients import clip_gradients, require_clip_gradients
+from hpc.strategies.parallelize import ModuleChanges, parallelize
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
 

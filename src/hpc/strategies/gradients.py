@@ -1,7 +1,7 @@
-"""Clip gradients and group parameters, also where they are sharded."""
+"""Gradients: averaged over the ranks before anything reads them, and clipped, also where they are sharded."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning as L
@@ -11,11 +11,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from hpc.config.errors import ConfigError
 from hpc.config.rules import SKIPPING_NEEDS_FUSED
-from hpc.logging.gradient_norm import deepspeed_norm
 from hpc.state.holder_fields import GRADIENT_NORM, SKIPS_NOT_FINITE
 
 
@@ -41,6 +40,20 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: fl
             _skip_step_if(optimizer, ~torch.isfinite(norm))
     setattr(module, GRADIENT_NORM, norm)
     return norm
+
+
+def last_gradient_norm(module: L.LightningModule) -> Tensor | None:
+    """Return the gradient norm of the last step, a scalar; None before the first, or if the module clips by itself."""
+    norm = deepspeed_norm(module)
+    return getattr(module, GRADIENT_NORM, None) if norm is None else norm
+
+
+def deepspeed_norm(module: L.LightningModule) -> Tensor | None:
+    """Return the gradient norm that DeepSpeed reports for its last step; None under another strategy."""
+    engine: Any = module.trainer.model
+    if not hasattr(engine, "get_global_grad_norm"):
+        return None
+    return torch.as_tensor(engine.get_global_grad_norm() or 0.0, device=module.device)
 
 
 def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
@@ -90,3 +103,42 @@ def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter
 
 def _gather(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+class CompletesGradients:
+    """Mixin for a strategy of several ranks that averages by itself the gradients which DDP or FSDP leaves alone.
+
+    Lightning calls `on_after_backward` before the strategy's own `post_backward`, and there people look at gradients,
+    or change them.
+    """
+
+    lightning_module: Any
+    precision_plugin: Any
+    share: float
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Do the same as in Lightning, but let the hooks after backward find the gradients of all ranks."""
+        module, precision = self.lightning_module, self.precision_plugin
+        self.pre_backward(closure_loss)  # type: ignore[attr-defined]
+        closure_loss = precision.pre_backward(closure_loss, module)
+        precision.backward(closure_loss, module, optimizer, *args, **kwargs)
+        self.complete_gradients()
+        closure_loss = precision.post_backward(closure_loss, module)
+        self.post_backward(closure_loss)  # type: ignore[attr-defined]
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        """Give an optimizer that decides by the loss how far to go that of all ranks, so that all go equally far."""
+
+        def mean_loss() -> Any:
+            loss = closure()
+            if loss is None:
+                return None
+            tensor = torch.as_tensor(loss, device=self.lightning_module.device).detach()  # it may be a number
+            return self.reduce(tensor * self.share)  # type: ignore[attr-defined]
+
+        reads_loss = isinstance(optimizer, LBFGS)
+        return super().optimizer_step(optimizer, mean_loss if reads_loss else closure, *args, **kwargs)  # type: ignore[misc]
+
+    def complete_gradients(self) -> None:
+        """Average over the ranks what nothing else has averaged. Called on all ranks after each backward."""

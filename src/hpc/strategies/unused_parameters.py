@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.distributed import all_reduce
 
-from hpc.config.errors import ConfigError
-from hpc.training.shown_names import join_names
+from hpc.config.errors import ConfigError, join_names
+from hpc.privates.lightning import ddp_options
+from hpc.privates.torch import require_reduced_gradients
 
 
 class FindsUnusedParameters:
@@ -26,7 +27,6 @@ class FindsUnusedParameters:
     lightning_module: Any
     model: Any
     world_size: int
-    _ddp_kwargs: dict[str, Any]
     unused: list[str] | None = None
     wrapped: Sequence[nn.Parameter] = ()
     _is_first_step = False
@@ -35,10 +35,10 @@ class FindsUnusedParameters:
     def configure_ddp(self) -> None:
         if not self.lightning_module.automatic_optimization:
             self.unused = self.unused or ["what its other backward passes train"]
-        if self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}:
+        if ddp_options(self).keys() & {"find_unused_parameters", "static_graph"}:
             self.unused = self.unused or []  # the config decides
         elif self.unused:
-            self._ddp_kwargs["find_unused_parameters"] = True
+            ddp_options(self)["find_unused_parameters"] = True
             if self.lightning_module.trainer.is_global_zero:
                 note = "DDP looks for unused parameters in each step, as the module's steps leave unused"
                 print(f"train: {note} {join_names(self.unused)}", flush=True)
@@ -71,7 +71,7 @@ class FindsUnusedParameters:
     def _reject_unfinished(self) -> None:
         """Raise `ConfigError` if DDP still waits for gradients, so that it has not averaged those that there are."""
         try:
-            self.model._check_reducer_finalized()
+            require_reduced_gradients(self.model)
         except RuntimeError:
             if self.model.find_unused_parameters:
                 raise
@@ -88,7 +88,7 @@ class FindsUnusedParameters:
 
     def _wrap_to_look(self) -> None:
         """Wrap the module anew if the first step has left parameters unused, for which DDP does not look yet."""
-        is_configured = self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}
+        is_configured = ddp_options(self).keys() & {"find_unused_parameters", "static_graph"}
         if self.unused and not is_configured and not self.model.find_unused_parameters:
             self._wrap_again()
 
@@ -101,7 +101,7 @@ class FindsUnusedParameters:
 
     def newly_frozen(self) -> list[str]:
         """Return the parameters that are frozen now, and of which DDP waits for gradients."""
-        if self._ddp_kwargs.keys() & {"find_unused_parameters", "static_graph"}:
+        if ddp_options(self).keys() & {"find_unused_parameters", "static_graph"}:
             return []  # it waits for none, or the config decides
         if all(parameter.requires_grad for parameter in self.wrapped):
             return []

@@ -11,9 +11,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from hpc.config.errors import ConfigError
-from hpc.training.deepspeed_strategy import DeepSpeed
-from hpc.training.strategies import FSDP
-from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
+from hpc.strategies.deepspeed import DeepSpeed
+from hpc.strategies.fsdp import FSDP
+from hpc.strategies.unfrozen_parameters import TracksUnfrozenParameters
 
 # In each rank the head is frozen until the second epoch. At the end each rank prints its weights.
 FROZEN = """

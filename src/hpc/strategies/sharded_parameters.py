@@ -2,7 +2,8 @@
 
 Between two steps each rank holds its shard of a parameter, a DTensor. For a step FSDP gathers a whole copy, puts it in
 the shard's place, and later frees it, together with what was changed in it. torch has no public way to notice that:
-all private attributes of FSDP2 that the project uses are in this file, those of DTensor in sharded_tensors.py.
+all private attributes of FSDP2 that the project uses are in this file and gathering.py, those of DTensor in
+sharded_tensors.py.
 """
 
 import sys
@@ -19,7 +20,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
-from hpc.training.sharded_tensors import DATA, shard_like
+from hpc.privates.torch import num_storage_references
+from hpc.strategies.sharded_tensors import DATA, shard_like
 
 
 class WholeParameter(nn.Parameter):
@@ -138,7 +140,7 @@ class WatchedParameter:
         return self.parameter.all_gather_outputs[0]
 
     def _count_references(self) -> int:
-        return torch._C._storage_Use_Count(self._buffer.untyped_storage()._cdata)
+        return num_storage_references(self._buffer.untyped_storage())
 
     def _write_shard(self, whole: Tensor) -> None:
         """Copy this rank's part of a whole copy into the shard."""
@@ -232,35 +234,3 @@ def _watch_group(group: Any, note: Callable[..., None]) -> None:
 
     group.unshard, group.post_backward = check_and_unshard, note_and_reduce
     group._to_unsharded, group._to_sharded = to_unsharded_and_note, keep_and_to_sharded
-
-
-def reshard(module: nn.Module) -> None:
-    """Put the shards in the place of gathered parameters, of which FSDP leaves some if no backward follows."""
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
-
-
-def gather_when_run(part: nn.Module, module: Any, *, is_in_step: Callable[[], bool]) -> None:
-    """Gather what `module` shards beside its blocks, of which `part` has some, when a hook runs the part by itself."""
-    begun: list[bool] = []
-
-    def begin(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        begun.append(not is_in_step() and not is_running(module))
-        return module._get_fsdp_state()._pre_forward(module, args, kwargs) if begun[-1] else None
-
-    def end(_: nn.Module, args: Any, output: Any) -> Any:
-        if not begun.pop():
-            return None
-        output = module._get_fsdp_state()._post_forward(module, args, output)
-        reshard(module)
-        return output
-
-    part.register_forward_pre_hook(begin, with_kwargs=True)
-    part.register_forward_hook(end, always_call=True)
-
-
-def is_running(module: Any) -> bool:
-    """Return whether a sharded module is already in a forward, its own or that of a part around it, or in backward."""
-    is_forward = module._get_fsdp_state()._state_ctx.iter_forward_root is not None
-    return is_forward or torch._C._current_graph_task_id() != -1

@@ -4,33 +4,31 @@ Every LightningModule can be sharded, recomputed and compiled by its blocks; see
 it or its network declares a `tensor_parallel_plan`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 
-from hpc.config.errors import ConfigError
-from hpc.training.blocks import Blocks, find_blocks
-from hpc.training.parallel import clip_by_norm
-from hpc.training.sharded_parameters import Gathers, gather_when_run, reshard, watch
-from hpc.training.sharded_tensors import complete_dtensor
-from hpc.training.shown_names import join_names
+from hpc.config.errors import ConfigError, join_names
+from hpc.privates.torch import compile_blocks_alone, has_gradient_hook
+from hpc.strategies.blocks import Blocks, find_blocks
+from hpc.strategies.gathering import gather_for_steps, parts_with_parameters
+from hpc.strategies.gradients import clip_by_norm
+from hpc.strategies.sharded_parameters import Gathers, watch
+from hpc.strategies.sharded_tensors import complete_dtensor
 
 MAX_COMPILED_VARIANTS = 64  # of blocks that differ in size, code or mode; torch would run further ones uncompiled
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 @dataclass(frozen=True)
@@ -131,10 +129,7 @@ def planned_part(module: L.LightningModule) -> Any:
 
 def _compile(module: L.LightningModule, blocks: Blocks | None) -> None:
     """Compile the blocks, the parts beside them, and a module called `loss`, each by itself."""
-    # DDP sends a bucket of gradients when the blocks in it are done. Dynamo need not split the blocks for that, and it
-    # fails where activations are checkpointed.
-    torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = MAX_COMPILED_VARIANTS
+    compile_blocks_alone(MAX_COMPILED_VARIANTS)
     compiled: list[nn.Module] = list(blocks.modules) if blocks else []
     inside = {id(part) for block in compiled for part in block.modules()}
     others = [part for part in (blocks.owner if blocks else module).children() if _has_computation(part)]
@@ -190,60 +185,14 @@ def _shard(module: L.LightningModule, mesh: DeviceMesh, *, blocks: Blocks | None
     else:
         # The batch keeps its precision: it may hold targets. Autocast converts what layers get.
         shard(module, mp_policy=replace(policy, cast_forward_inputs=False))
-        _take_steps_as_forward(module)
+        gather_for_steps(module)
 
 
 def _reject_gradient_hooks(parameters: dict[str, nn.Parameter]) -> None:
-    if names := [name for name, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]:
+    if names := [name for name, p in parameters.items() if has_gradient_hook(p)]:
         rule = (
             "A parameter must have no hook for its gradient before it is sharded: with strategy=fsdp it is not called"
         )
         fix = "register_post_accumulate_grad_hook in on_fit_start, which gets the shard of all ranks' gradient; or "
         fix += "strategy=ddp, where a hook gets the gradient of its rank's own samples"
         raise ConfigError("model", join_names(names), rule, fix)
-
-
-def _take_steps_as_forward(module: Any) -> None:
-    """Let FSDP gather the parameters for a whole step.
-
-    The module's own forward is then a plain call within a step: FSDP would gather once more for it in backward.
-    """
-    steps_begun: list[str] = []
-
-    def outside_steps(hook: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: None if steps_begun else hook(*args, **kwargs)
-
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):  # torch has no public way to replace one
-        hooks.update({key: outside_steps(hook) for key, hook in hooks.items() if isinstance(_owner(hook), FSDPState)})
-    for name in STEPS:
-        if is_overridden(name, module):
-            setattr(module, name, _noted(getattr(module, name), name, steps_begun))
-            register_fsdp_forward_method(module, name)
-    module.register_forward_hook(lambda *_: None if steps_begun else reshard(module))
-    for part in parts_with_parameters(module):
-        gather_when_run(part, module, is_in_step=lambda: bool(steps_begun))
-
-
-def _owner(hook: Any) -> Any:
-    return getattr(hook, "__self__", None)
-
-
-def _noted(step: Callable[..., Any], name: str, begun: list[str]) -> Callable[..., Any]:
-    @wraps(step)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        begun.append(name)
-        try:
-            return step(*args, **kwargs)
-        finally:
-            begun.pop()
-
-    return call
-
-
-def parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost parts that can run by themselves: a list of modules has no forward, its items do."""
-    for part in module.children():
-        if isinstance(part, nn.ModuleList | nn.ModuleDict):
-            yield from parts_with_parameters(part)
-        elif not isinstance(part, Metric | FSDPModule) and next(part.parameters(), None) is not None:
-            yield part

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from hpc.training.parallelize import ModuleChanges
-from hpc.training.strategies import DDP, FSDP, Single
+from hpc.strategies.ddp import DDP
+from hpc.strategies.fsdp import FSDP
+from hpc.strategies.parallelize import ModuleChanges
+from hpc.strategies.single import Single
 
 KEEP, TAKE = 0.9, 0.1
 Way = Callable[[nn.Module, nn.Module], object]

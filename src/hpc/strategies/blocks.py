@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hpc.config.errors import ConfigError, closest_word
-from hpc.training.shown_names import join_names
+from hpc.config.errors import ConfigError, closest_word, join_names
 
 LISTS = (nn.ModuleList, nn.Sequential)
 
