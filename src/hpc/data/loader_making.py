@@ -5,33 +5,21 @@ follows from (seed, split, epoch). Attributes that it changes are recorded as th
 makes the loaders, and sets all attributes to what they were when the run was saved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import lightning as L
 
 from hpc.data.rank_steps import run_seed
-from hpc.state import plain_forms, randomness
-from hpc.state.batch_effects import MODULE, FetchEffects
+from hpc.state import randomness
+from hpc.state.batch_effects import AttributeEffects
 
 # Names in Lightning's loops.
 LAST_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}
 IS_DUE = {"train": "_should_reload_train_dl", "val": "_should_reload_val_dl"}
+MAX_ENTRIES = 1_000_000  # of a container, array or tensor that is copied before loaders are made
 Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name and plain form of changed attributes
-
-
-class MakingEffects(FetchEffects):
-    """The attributes before loaders were made, also of the module and of its parts."""
-
-    owners = (*FetchEffects.owners, MODULE)
-    max_entries = 1_000_000
-
-    def present(self, changed: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
-        """Return these attributes with their present values."""
-        places = {(owner, name) for owner, name, _ in changed}
-        watched = ((owner, name, get(name)) for owner, name, get in self._watched if (owner, name) in places)
-        return [(owner, name, plain_forms.to_plain_on_host(value)) for owner, name, value in watched]
 
 
 class LoaderMaking:
@@ -47,7 +35,7 @@ class LoaderMaking:
         self.loops = {"train": trainer.fit_loop, "val": trainer.fit_loop.epoch_loop.val_loop}
         self.notes: Notes = {}
         self.again: Notes = {}
-        self._effects = MakingEffects(trainer)
+        self._effects = AttributeEffects(trainer, max_entries=MAX_ENTRIES)
         for split, loop in self.loops.items():
             # Lightning has no hook for this. It calls `setup_data` whenever new loaders may be needed.
             loop.setup_data = partial(self._make, split, loop, loop.setup_data)  # type: ignore[method-assign]
@@ -77,10 +65,10 @@ class LoaderMaking:
         if loop._combined_loader is not None and not getattr(loop, IS_DUE[split]):
             return set_up()
         note, effects, loaders = self._take_note(split), self._effects, loop._combined_loader
-        effects.begin_epoch()
+        effects.choose()
         present = effects.present(note["changed"]) if note else []
-        effects.to_restore = {"random": None, "of_data": note["changed"]} if note else None
-        effects.restore_and_capture()
+        effects.restore(note["changed"] if note else [])
+        effects.capture()
         with randomness.drawn_apart(run_seed(), split, note["epoch"] if note else self.trainer.current_epoch):
             set_up()
         if loop._combined_loader is loaders:

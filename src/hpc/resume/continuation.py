@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
-from hpc.data import position, position_checks, replay, same_data
+from hpc.data import loader_places, position, position_checks, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.resume.initial_values import InitialValues
 from hpc.state import attributes, randomness, trainer_settings
-from hpc.state.batch_effects import has_transfer_hooks
 from hpc.training.synced_buffers import SyncsBuffers
 
 
@@ -43,8 +41,7 @@ def state_to_save(
                 *attributes.buffers_as_changed(buffers),
             ],
             "settings": trainer_settings.find_changed(trainer, initial.settings),
-            "evaluation": replay.evaluation_generators(trainer),
-            "loaders": replay.loader_places(
+            "loaders": loader_places.loader_places(
                 trainer, is_fetched=place["is_fetched"], between_epochs=place["between_epochs"]
             ),
         },
@@ -79,8 +76,7 @@ class Continuation:
         self.is_same_world_size = self.saved_position["world_size"] == trainer.world_size
         self.is_same_epoch = self.start.epoch == self.saved_position["epoch"]
         self.folder, self.rank_state = Path(str(trainer.ckpt_path)), checkpoint[RANK_STATE]
-        self.data_state = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
-        self.saved_buffers: dict[str, Tensor] = {}
+        self._is_same_data = True
         self.random_at_start = self._state_of_rank().get("began")
         self.before_restored = self._restore_data(trainer)  # before loaders are made of it
         if not self.is_same_epoch and trainer.is_global_zero:
@@ -98,22 +94,18 @@ class Continuation:
         """
         other_data = same_data.has_changed_data(trainer)
         position_checks.check_position(trainer, self.saved_position, start=self.start, other_data=other_data)
-        loaders = (self.rank_state or read_rank_state(self.folder, 0))["loaders"] if self.is_same_epoch else []
-        replay.prepare_loaders(trainer, loaders, num_done=self._num_batches_done)
+        self._is_same_data = not other_data
+        loader_places.prepare_loaders(trainer, self._loader_places())
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
-            is_same = self.is_same_world_size and self.start.batches == self.saved_position["batches"]
-            replay.pass_over_batches(
-                trainer, loaders, num_done=self._num_batches_done, tick=report, is_same=is_same and not other_data
+            loader_places.pass_over_skipped(
+                trainer, self._loader_places(), num=self._num_batches_skipped(), tick=report
             )
         # Also what collates samples, and what the making of loaders has changed.
         self.before_restored = self._restore_data(trainer) | self.before_restored
         schedules.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
-        if self.start.is_fetched and has_transfer_hooks(module):
-            names = module.state_dict(keep_vars=True).keys()
-            self.saved_buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in names}
         if self._makes_new_loaders(trainer):
             trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right attributes
         # If a validation was just done, Lightning counts it by this function, which makes an iterator of its data.
@@ -136,9 +128,11 @@ class Continuation:
         start, loop = self.start, trainer.fit_loop.epoch_loop
         loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
         trainer.fit_loop._restarting = False  # else schedules would not look for plateaus at the end of this epoch
-        self._undo_transfer(trainer, module)
         if not start.between_epochs:  # otherwise the epoch begins, with all that belongs to it
             trainer.accumulate_grad_batches = start.micro_batches_per_step
+            loader_places.finish_orders(
+                trainer, self._loader_places(), is_same=self._is_same_data and self.is_same_world_size
+            )
             self.on_epoch_start(trainer, module)
         # With another world size all ranks take rank 0's gradients, as ranks share what they have averaged.
         accumulated_gradients.restore(module, self._state_of_rank().get("gradients", {}))
@@ -151,15 +145,6 @@ class Continuation:
         notes = self._state_of_rank().get("made_loaders", {})
         has_new_loaders = self._is_reload_due(trainer) and (self.start.between_epochs or not self.is_same_epoch)
         return {split: note for split, note in notes.items() if split != "train" or not has_new_loaders}
-
-    def state_before_transfer(self) -> dict[str, Any] | None:
-        """Return the state before the first batch was moved to the device; None if it was not fetched yet."""
-        state = self._state_of_rank().get("transferred") if self.start.is_fetched else None
-        return state | {"random": None} if state and not self.is_same_world_size else state
-
-    def evaluation_generators(self) -> list[list[Any]]:
-        """Return the generators with which each loader of a validation draws."""
-        return self._state_of_rank().get("evaluation", [])
 
     def on_training_already_complete(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Restore what callbacks and the test would see right after the last step, if all steps were done before."""
@@ -181,14 +166,6 @@ class Continuation:
         interval = trainer.reload_dataloaders_every_n_epochs
         return bool(interval) and (note is None or self.start.epoch - note["epoch"] >= interval)
 
-    def _undo_transfer(self, trainer: Any, module: L.LightningModule) -> None:
-        """Undo what moving the first batch has changed: it had been moved before the save, so that is in the state."""
-        for name, buffer in module.named_buffers():
-            if name in self.saved_buffers:
-                buffer.copy_(self.saved_buffers[name])
-        if self.start.is_fetched and self.data_state is not None and has_transfer_hooks(trainer.datamodule):
-            trainer.datamodule.load_state_dict(self.data_state)
-
     def _restore_data(self, trainer: L.Trainer) -> attributes.InitialAttributes:
         changed = self._state_of_rank().get("attributes", [])
         return attributes.restore_data(trainer, trainer.lightning_module, changed=changed)
@@ -209,18 +186,13 @@ class Continuation:
         # Of a rank that is new, too: outside of steps all ranks draw the same numbers.
         randomness.restore(self._state_of_rank()["random"])
 
-    def _num_batches_done(self, saved: int | None) -> int:
-        """Return how many batches of a loader are done: of a shorter one that begins again, in its present pass.
+    def _loader_places(self) -> list[dict[str, Any]]:
+        return self._state_of_rank()["loaders"] if self.is_same_epoch else []
 
-        Args:
-            saved: how many they were in the layout of the save; None: unknown.
-        """
-        start, position_then = self.start, self.saved_position
-        if saved is None or not self.is_same_epoch:
-            return start.batches
-        now, then = start.micro_batches_per_step, position_then["accumulate"]
-        num_skipped = start.batches - position_then["batches"] * now // then
-        return saved * now // then + num_skipped
+    def _num_batches_skipped(self) -> int:
+        """Return how many batches of this epoch are left out, in the layout of now."""
+        then = self.saved_position
+        return self.start.batches - then["batches"] * self.start.micro_batches_per_step // then["accumulate"]
 
 
 def replay_train_start_randomness(random_state: dict[str, Any], module: L.LightningModule) -> None:

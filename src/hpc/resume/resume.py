@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpc.checkpoint import plain_data
 from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.layout import derive_layout
-from hpc.data import noted_batches
+from hpc.data import sample_randomness
 from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
 from hpc.data.position import describe_batch_size
@@ -20,7 +20,7 @@ from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
 from hpc.resume.stopping import ReportsTrial
 from hpc.state import randomness
-from hpc.state.batch_effects import TransferEffects
+from hpc.state.batch_effects import BatchEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
 from hpc.training import record, sharded_tensors, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
@@ -71,7 +71,8 @@ class Resume(StopsEvaluations):
                 trainer, self.run, saver=self.saver, faults=self.faults, trial=self.trial
             )
         if stage == "fit":
-            self._loader_making, self._transfer = LoaderMaking(trainer), TransferEffects(trainer)
+            self._loader_making, self._batch_effects = LoaderMaking(trainer), BatchEffects(trainer)
+            trainer.strategy.batch_effects = self._batch_effects  # type: ignore[attr-defined]
             trainer.strategy.writer.claim = self.run.claim  # type: ignore[attr-defined]
             # Lightning would ask all ranks at every step whether one got SIGTERM, and hide what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -125,8 +126,7 @@ class Resume(StopsEvaluations):
             self.boundary.evaluation_stop.begin()
             pl_module.zero_grad()  # Lightning ends the epoch with an optimizer step, with the gradients that are left
             trainer.gradient_clip_val = None  # torch cannot clip the values of no gradients
-        if noted_batches.wrap_batch_samplers(trainer) and trainer.current_epoch == 0:
-            iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]  # those of later epochs are made after this
+        sample_randomness.watch_fetches(trainer.train_dataloader, self._batch_effects.watch)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -149,7 +149,7 @@ class Resume(StopsEvaluations):
             self.boundary.save_or_stop_if_due()
 
     def _record_initial_values(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        before_restored = self._transfer.initial | self._continuation.before_restored if self._continuation else {}
+        before_restored = self._continuation.before_restored if self._continuation else {}
         self.initial.record_training_start(trainer, module, before_restored=before_restored)
 
     def on_train_batch_end(
@@ -223,8 +223,8 @@ class Resume(StopsEvaluations):
         )
         checkpoint["unused"] = trainer.strategy.unused_to_save() if isinstance(trainer.strategy, DDP) else None
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
-        is_fetched = checkpoint["position"]["is_fetched"]
-        checkpoint[RANK_STATE]["transferred"] = self._transfer.state() if is_fetched else None
+        if trainer.is_global_zero:
+            self._batch_effects.print_names(self.initial.named_unsaved)
         self.saver.add_to_checkpoint(trainer, checkpoint)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -241,8 +241,6 @@ class Resume(StopsEvaluations):
         )
         self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped)
         self._loader_making.again = self._continuation.loader_notes(trainer)
-        self._transfer.to_restore = self._continuation.state_before_transfer()
-        trainer.strategy.evaluation = self._continuation.evaluation_generators()  # type: ignore[attr-defined]
         self.saver.saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
         if self.best.has_other_criterion(state) and state.get("shown"):  # no sanity check will show the metrics
