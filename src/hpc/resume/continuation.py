@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from torch import Tensor
 
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
 from hpc.data import loader_places, position, position_checks, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.resume.initial_values import InitialValues
 from hpc.state import attributes, randomness, trainer_settings
+from hpc.state.batch_effects import has_transfer_hooks
 from hpc.training.synced_buffers import SyncsBuffers
 
 
@@ -77,6 +79,8 @@ class Continuation:
         self.is_same_epoch = self.start.epoch == self.saved_position["epoch"]
         self.folder, self.rank_state = Path(str(trainer.ckpt_path)), checkpoint[RANK_STATE]
         self._is_same_data = True
+        self._data_state = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
+        self._saved_buffers: dict[str, Tensor] = {}
         self.random_at_start = self._state_of_rank().get("began")
         self.before_restored = self._restore_data(trainer)  # before loaders are made of it
         if not self.is_same_epoch and trainer.is_global_zero:
@@ -106,6 +110,9 @@ class Continuation:
         schedules.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
+        if self.start.is_fetched and has_transfer_hooks(module):
+            names = module.state_dict(keep_vars=True).keys()
+            self._saved_buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in names}
         if self._makes_new_loaders(trainer):
             trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right attributes
         # If a validation was just done, Lightning counts it by this function, which makes an iterator of its data.
@@ -128,6 +135,7 @@ class Continuation:
         start, loop = self.start, trainer.fit_loop.epoch_loop
         loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
         trainer.fit_loop._restarting = False  # else schedules would not look for plateaus at the end of this epoch
+        self._restore_saved_state(trainer, module)
         if not start.between_epochs:  # otherwise the epoch begins, with all that belongs to it
             trainer.accumulate_grad_batches = start.micro_batches_per_step
             loader_places.finish_orders(
@@ -165,6 +173,14 @@ class Continuation:
         note = self._state_of_rank().get("made_loaders", {}).get("train")
         interval = trainer.reload_dataloaders_every_n_epochs
         return bool(interval) and (note is None or self.start.epoch - note["epoch"] >= interval)
+
+    def _restore_saved_state(self, trainer: Any, module: L.LightningModule) -> None:
+        """Set again what was loaded and has changed as the first batch was moved: the save had counted that batch."""
+        for name, buffer in module.named_buffers():
+            if name in self._saved_buffers:
+                buffer.copy_(self._saved_buffers[name])
+        if self.start.is_fetched and self._data_state is not None and has_transfer_hooks(trainer.datamodule):
+            trainer.datamodule.load_state_dict(self._data_state)
 
     def _restore_data(self, trainer: L.Trainer) -> attributes.InitialAttributes:
         changed = self._state_of_rank().get("attributes", [])
