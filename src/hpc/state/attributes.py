@@ -8,13 +8,11 @@ that cannot be saved, the resumed run warns.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import lightning as L
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hpc.state import checksums, holder_fields, holders, plain_forms, restorable, structure
@@ -24,7 +22,7 @@ from hpc.state.holders import COLLATE, DATA
 Place = tuple[str, str]  # an owner's name and an attribute's
 ChangedAttributes = Sequence[tuple[str, str, Any]]  # owner, name, plain form
 InitialAttributes = dict[Place, Any]  # a fingerprint by place
-ITSELF = "itself"  # in place of an attribute's name
+ITSELF, EXISTS = "itself", "exists"  # in place of an attribute's name
 WARNINGS = {
     plain_forms.NOT_KEPT: "a checkpoint cannot hold these attributes, so they start anew in a resumed run",
     plain_forms.NOT_SEEN: "these attributes start anew in a resumed run, and it cannot be detected whether training "
@@ -42,8 +40,9 @@ def record_initial(
         before: fingerprints from before the fit hooks ran. A tensor, array or network made since counts as changed,
             because making it again would give other values.
     """
-    initial = {}
-    for place, value, fingerprint in _fingerprints(holders.HolderNames(trainer, module)):
+    names = holders.HolderNames(trainer, module)
+    initial: InitialAttributes = {(owner, EXISTS): True for owner in names.holders}
+    for place, value, fingerprint in _fingerprints(names):
         is_data = place[0].startswith((DATA, DATASET, COLLATE))
         if before is None or is_data or before.get(place) == fingerprint or not _holds_arrays(value):
             initial[place] = fingerprint
@@ -53,19 +52,25 @@ def record_initial(
 def find_changed(trainer: L.Trainer, module: L.LightningModule, *, initial: InitialAttributes) -> ChangedAttributes:
     """Return owner, name and plain form of attributes that are new or changed since `record_initial`, on the host.
 
-    `plain_forms.NOT_KEPT` stands for a value that cannot be saved (no plain form, or workers hold copies);
+    `plain_forms.NOT_KEPT` stands for a value that cannot be saved: it has no plain form, holds an object that training
+    has made, or workers hold copies.
     `plain_forms.NOT_SEEN` for one whose change cannot be detected. A dataset that was made since then, as loaders were
     reloaded, counts as unchanged.
     """
     changed, new_owners, names = [], set(), holders.HolderNames(trainer, module)
+    made = {owner for owner in names.holders if (owner, EXISTS) not in initial and "/" in owner}
     for (owner, name), value, fingerprint in _fingerprints(names):
+        if owner in made:  # what holds it is named
+            continue
         if fingerprint == initial.get((owner, name)) and fingerprint != checksums.UNREADABLE:
             continue
         if name == ITSELF:
             new_owners.add(owner)
         elif holders.root_owner(owner) not in new_owners and names.get(value) != holders.VIEW:
             is_kept = not owner.startswith(DATASET)
-            form = plain_forms.to_plain_on_host(value, names) if is_kept else plain_forms.NOT_KEPT
+            form = plain_forms.NOT_KEPT
+            if is_kept:
+                form = plain_forms.to_plain_on_host(value, _NamesFromBefore(names, made))
             changed.append((owner, name, plain_forms.NOT_SEEN if fingerprint == checksums.UNREADABLE else form))
     return changed
 
@@ -99,7 +104,7 @@ def restore(
                 differences += structure.describe_differences(owner, owners[owner], name=name, before=form)
         elif form in (plain_forms.NOT_KEPT, plain_forms.NOT_SEEN):
             lost[form][shown] = None
-        elif _set_field(trainer, owners, (owner, name), form, changed):
+        elif _set_field(trainer, owners, (owner, name), form):
             restored[shown] = None
         else:
             lost[plain_forms.NOT_KEPT][shown] = None
@@ -164,22 +169,16 @@ def restore_data(
     for owner, name, form in of_data:
         has_owner = holders.root_owner(owner) in names.holders
         if has_owner and form not in (plain_forms.NOT_KEPT, plain_forms.NOT_SEEN):
-            _set_field(trainer, names.holders, (owner, name), form, changed)
+            _set_field(trainer, names.holders, (owner, name), form)
     return {(owner, name): before[owner, name] for owner, name, _ in of_data if (owner, name) in before}
 
 
-def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: Any, changed: ChangedAttributes) -> bool:
+def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: Any) -> bool:
     """Set one attribute, and return whether it is set."""
-
-    def find(name: str) -> Any:
-        if name not in owners:
-            owners.update(_copy_similar_object(name, owners, changed))
-        return owners[name]
-
     (owner_name, name), device = place, trainer.strategy.root_device
     try:
         owner = owners[owner_name]
-        makers = {"object": find, plain_forms.ON_DEVICE: lambda tensor: tensor.to(device)}
+        makers = {"object": owners.__getitem__, plain_forms.ON_DEVICE: lambda tensor: tensor.to(device)}
         if not holder_fields.may_have_changed(owner_name, owner, name):
             return False
         if isinstance(owner, restorable.RECORDS) and restorable.is_given(*_holder_of(owner_name, owners)):
@@ -189,7 +188,7 @@ def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: A
         if name == CONTENT:
             holder_fields.fill_content(owner, plain_forms.from_plain(form, makers))
         else:
-            plain_forms.set_attribute(owner, name, form=form, find=find, device=device)
+            plain_forms.set_attribute(owner, name, form=form, find=owners.__getitem__, device=device)
     except Exception:  # this run lacks a part of the value, or other people's code raises anything
         return False
     return True
@@ -201,32 +200,16 @@ def _holder_of(owner_name: str, owners: dict[str, Any]) -> tuple[Any, str]:
     return owners.get(parent), re.split(r"[\[ ]", path)[0]
 
 
-def _copy_similar_object(name: str, owners: dict[str, Any], changed: ChangedAttributes) -> dict[str, Any]:
-    """Copy an object that is like one that training had made, as an average begins as a copy of a network.
+class _NamesFromBefore:
+    """The names of objects that exist in a resumed run, too. Raises `TypeError` for one that training has made."""
 
-    All of its attributes are set afterwards, as it did not exist when training began. Nothing is made by a name in a
-    checkpoint.
+    def __init__(self, names: holders.HolderNames, made: set[str]) -> None:
+        self.names, self.made = names, made
 
-    Returns:
-        The copy and the objects in it, by their names; {} where no object is alike.
-    """
-    content = [entry for entry in changed if entry[0].startswith(f"{name}/") and entry[1] == CONTENT]
-    tensors = {owner: plain_forms.tensor_of_form(form) for owner, _, form in content}
-    shapes = {owner: tensor.shape for owner, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    for candidate in list(owners.values()):
-        if not name.endswith(f" ({type(candidate).__qualname__})") or not holders.can_be_copied(candidate):
-            continue
-        inner = holders.with_nested_holders(holders.network_parts(name, candidate))
-        if shapes == _parameter_shapes(inner):
-            shared = {id(owner): owner for owner in owners.values()}  # objects that the copy refers to, as it did
-            for owner in inner.values():
-                shared.pop(id(owner), None)
-            return holders.with_nested_holders(holders.network_parts(name, deepcopy(candidate, shared)))
-    return {}
-
-
-def _parameter_shapes(owners: dict[str, Any]) -> dict[str, torch.Size]:
-    return {name: owner.shape for name, owner in owners.items() if isinstance(owner, nn.Parameter)}
+    def get(self, value: Any) -> str | None:
+        if (name := self.names.get(value)) in self.made:
+            raise TypeError(f"training has made {name}")
+        return name
 
 
 def _fingerprints(names: holders.HolderNames, owners: tuple[str, ...] = ("",)) -> Iterator[tuple[Place, Any, Any]]:

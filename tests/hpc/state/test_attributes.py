@@ -306,7 +306,6 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module.bank.append(1.5)
     module.table["a"] = 7
     module.count[np.int64(3)] += 2
-    module.meters.append(Memory())
     for number, memory in enumerate([*module.meters, module.by_name["a"], *module.by_name[2]]):
         memory.seen.append(number)
     module.by_name["n"] = 9
@@ -324,7 +323,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     assert (Phase.WARM.value, Phase.WARM.name, type(again.pair)) == (1, "WARM", Pair)
     assert again.bank is bank and (list(bank), again.table["a"], again.count[3]) == ([1.5], 7, 2)
     memories = [*again.meters, again.by_name["a"], *again.by_name[2]]
-    assert [list(memory.seen) for memory in memories] == [[number] for number in range(7)]
+    assert [list(memory.seen) for memory in memories] == [[number] for number in range(6)]
     assert (again.ds_weight, again.gradient_norm) == (0.25, 7.0)
     assert again.by_name["n"] == 9 and again.centre.tolist() == [1, 1] and again.seen.tolist() == [0, 4]
     assert again.of_file.tolist() == [0, 6]
@@ -403,11 +402,28 @@ class Averaging(L.Callback):
     average: Any = None
 
 
-def test_an_average_that_the_first_step_makes_is_there_before_the_first_step() -> None:
-    module, again = Whole(), Whole()
-    callback, its = Averaging(), Averaging()
+def test_objects_that_training_makes_are_told_and_those_beside_them_go_on(capfd: pytest.CaptureFixture) -> None:
+    module, again, callback, its = odd(), odd(), Averaging(), Averaging()
     before = attributes.record_initial(trained(module, callback), module)
     callback.average = deepcopy(module.part).requires_grad_(False)
+    module.meters.append(Memory())
+    module.meters[0].seen.append(7)
+    changed = attributes.find_changed(trained(module, callback), module, initial=before)
+    named: set[str] = set()
+    attributes.print_unsaved(changed, named)
+    assert named == {"average", "meters"}
+    assert "so they start anew in a resumed run: meters, average. Try:" in capfd.readouterr().out
+    attributes.print_unsaved(changed, named)
+    assert not capfd.readouterr().out, "each is told once"
+    carried(module, again, before, callback, now=[its])
+    assert its.average is None and [list(memory.seen) for memory in again.meters] == [[7], [], []]
+
+
+def test_an_average_that_is_made_before_training_goes_on() -> None:
+    module, again, callback, its = Whole(), Whole(), Averaging(), Averaging()
+    for averaging, network in ((callback, module), (its, again)):
+        averaging.average = deepcopy(network.part).requires_grad_(False)
+    before = attributes.record_initial(trained(module, callback), module)
     callback.average.weight.data.fill_(5)
     carried(module, again, before, callback, now=[its])
     assert its.average.weight.tolist() == [5, 5] and not its.average.weight.requires_grad
@@ -482,7 +498,7 @@ def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch:
     with FakeTensorMode():  # as if there were a GPU
         kept = plain_forms.to_plain_on_host({"there": torch.ones(2, device="cuda"), "here": [torch.ones(2)]})
     assert kept["there"][plain_forms.KIND] == plain_forms.ON_DEVICE and isinstance(kept["here"][0], torch.Tensor)
-    assert plain_forms.tensor_of_form(kept["there"]).device.type == "cpu"
+    assert kept["there"]["parts"][0].device.type == "cpu"
     owner = SimpleNamespace()
     form = {"there": {plain_forms.KIND: plain_forms.ON_DEVICE, "parts": [torch.ones(2)]}, "here": [torch.ones(2)]}
     plain_forms.set_attribute(owner, "losses", form=form, device="meta")
