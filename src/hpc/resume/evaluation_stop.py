@@ -1,4 +1,4 @@
-"""Stop within a validation, a sanity check, a test, or the last epoch of stochastic weight averaging.
+"""Stop within a validation, a sanity check or a test.
 
 Nothing is saved there: the run resumes from the checkpoint before it, and repeats all of it. So a checkpoint precedes
 the step before a long validation.

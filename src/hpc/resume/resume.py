@@ -49,7 +49,7 @@ class Resume(StopsEvaluations):
         self.saver = Saver(run, self.settings, hang_seconds=60 * self.faults.hang_minutes)
         self.best = self.saver.best
         self.initial = InitialValues()
-        self._has_trained = self._is_statistics_epoch = False
+        self._has_trained = False
         self._weight_names: set[str] = set()
         self._num_validations = 0
         self._validation_metrics: set[str] = set()  # names of all that validations have logged so far
@@ -60,7 +60,7 @@ class Resume(StopsEvaluations):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            weight_averaging.reject_unsupported_averaging(trainer)
+            weight_averaging.reject_unsupported_averaging(trainer, pl_module)
             unsupported.reject_unsupported_callbacks(trainer)
             unsupported.check_model_checkpoints(trainer, self.run.run_dir)
             if self.faults.nonfinite == "skip":
@@ -120,12 +120,6 @@ class Resume(StopsEvaluations):
         self._record_initial_values(trainer, pl_module)
         if self._continuation:
             self._continuation.on_epoch_start(trainer, pl_module)
-        if weight_averaging.is_statistics_epoch(trainer):
-            self.boundary.save_or_stop_if_due(is_last=True)  # this epoch puts the average in place
-            self._is_statistics_epoch = self.boundary.is_saved_before_evaluation = True
-            self.boundary.evaluation_stop.begin()
-            pl_module.zero_grad()  # Lightning ends the epoch with an optimizer step, with the gradients that are left
-            trainer.gradient_clip_val = None  # torch cannot clip the values of no gradients
         sample_randomness.watch_fetches(trainer.train_dataloader, self._batch_effects.watch)
 
     def on_train_batch_start(
@@ -141,9 +135,7 @@ class Resume(StopsEvaluations):
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
-        if self._is_statistics_epoch:
-            self.boundary.stop_evaluation_if_due()
-        elif batch_idx % trainer.accumulate_grad_batches == 0:
+        if batch_idx % trainer.accumulate_grad_batches == 0:
             if isinstance(trainer.strategy, SyncsBuffers):
                 trainer.strategy.before_step()
             self.boundary.save_or_stop_if_due()
@@ -172,8 +164,7 @@ class Resume(StopsEvaluations):
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             record.record_training_end(trainer, self.run.number)
         trainer.strategy.writer.start_deferred_write()  # type: ignore[attr-defined]
-        if not self._is_statistics_epoch:
-            self.boundary.save_or_stop_if_due(is_last=True)
+        self.boundary.save_or_stop_if_due(is_last=True)
         self.saver.save_average(trainer, pl_module, has_trained=self._has_trained)
         trainer.strategy.after_train_end = training_end.make_weight_change_reporter(trainer, pl_module)  # type: ignore[attr-defined]
         self.saver.wait_or_raise(trainer)  # a run without its last checkpoint is not finished
