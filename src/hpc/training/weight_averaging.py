@@ -28,10 +28,8 @@ def reject_unsupported_averaging(trainer: L.Trainer, module: L.LightningModule) 
         raise ConfigError("callbacks", name, rule, "strategy=ddp, or training without this callback")
     for swa in _stochastic_callbacks(trainer):
         if swa.pl_module_contains_batch_norm(module):
-            rule = (
-                "must not be used for a network with BatchNorm: Lightning adds an epoch that takes the statistics of "
-            )
-            rule += "the averaged weights, in which a run could not be interrupted and resumed"
+            rule = "must not be used for a network with BatchNorm: Lightning adds an epoch that takes its statistics, "
+            rule += "in which a run could not be interrupted and resumed"
             fix = "lightning.pytorch.callbacks.EMAWeightAveraging, which averages the statistics, too; or a "
             fix += "normalization without statistics of the data, as GroupNorm"
             raise ConfigError("callbacks", type(swa).__name__, rule, fix)

@@ -214,7 +214,8 @@ def test_one_that_died_after_its_last_step_tests_the_average(
     reference, expected = references(name)
     assert results(start(tmp_path / "run", ranks, [])) == results(expected)
     mine, its = (run_dir / "checkpoints" / "last.ckpt" for run_dir in (tmp_path / "run", reference))
-    assert (digest(mine), mine.resolve().name) == (digest(its), its.resolve().name)
+    names = (path.resolve().name.replace("-002", "-001") for path in (mine, its))
+    assert digest(mine) == digest(its) and next(names) == next(names)
 
 
 def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_path: Path) -> None:
@@ -234,10 +235,10 @@ def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_p
 
 def test_of_one_step_the_average_is_the_newer(tmp_path: Path) -> None:
     for averaged in (False, True):
-        final = on_disk.checkpoint_path(tmp_path, 7, averaged=averaged)
+        final = on_disk.checkpoint_path(tmp_path, 7, 1, averaged=averaged)
         on_disk.publish(
             on_disk.make_part_folder(final), final, files={}, details={"step": 7, "attempt": 1, "averaged": averaged}
         )
     assert [found.details["averaged"] for found in on_disk.list_checkpoints(tmp_path)] == [True, False]
     on_disk.prune(final, 1)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000007-averaged"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000007-001-averaged"]
