@@ -1,32 +1,30 @@
 """The state from which a run resumes: saved between two steps, restored when training starts and at its first batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
 from hpc.data import loader_places, position, position_checks, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.resume.initial_values import InitialValues
 from hpc.state import attributes, randomness, trainer_settings
-from hpc.state.batch_effects import has_transfer_hooks
+from hpc.state.batch_effects import OF_DATA, has_transfer_hooks
 from hpc.training.synced_buffers import SyncsBuffers
 
 
-def state_to_save(
-    trainer: L.Trainer, module: L.LightningModule, *, initial: InitialValues, random_at_start: Any
-) -> dict[str, Any]:
+def state_to_save(trainer: L.Trainer, module: L.LightningModule, *, initial: InitialValues) -> dict[str, Any]:
     """Return what Lightning does not save, for a checkpoint; below `RANK_STATE` what belongs to this rank alone.
 
     Args:
         initial: attributes and settings are saved that have changed since.
-        random_at_start: random state with which the module's own `on_train_start` was called.
     """
     place = position.current_position(trainer)
-    changed = attributes.find_changed(trainer, module, initial=initial.attributes or {})
+    changed, of_start = initial.changed(trainer, module)
     if trainer.is_global_zero:
         attributes.print_unsaved(changed, initial.named_unsaved)
     buffers = trainer.strategy.differing_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
@@ -35,13 +33,13 @@ def state_to_save(
         "scheduled": schedules.scheduled_values(trainer.optimizers),
         RANK_STATE: {
             "random": randomness.plain_state(),
-            "began": random_at_start,
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": accumulated_gradients.state(module),
             "attributes": [
                 *changed,
                 *attributes.buffers_as_changed(buffers),
             ],
+            "of_start": of_start,
             "settings": trainer_settings.find_changed(trainer, initial.settings),
             "loaders": loader_places.loader_places(
                 trainer, is_fetched=place["is_fetched"], between_epochs=place["between_epochs"]
@@ -59,14 +57,15 @@ class Continuation:
 
     Attributes:
         folder: the checkpoint's.
-        before_restored: fingerprints of attributes that were restored, as they were before.
-        random_at_start: random state with which the module's own `on_train_start` was called in the first attempt.
 
     Raises:
         ConfigError: the run cannot resume there in this layout.
     """
 
-    def __init__(self, trainer: L.Trainer, checkpoint: dict[str, Any], *, num_skipped: int) -> None:
+    def __init__(
+        self, trainer: L.Trainer, checkpoint: dict[str, Any], *, num_skipped: int, initial: InitialValues
+    ) -> None:
+        self.initial = initial
         self.saved_position, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
         position_checks.reject_earlier_end(trainer, self.saved_position, steps=checkpoint["global_step"])
         self.start = position.set_counters(
@@ -81,8 +80,6 @@ class Continuation:
         self._is_same_data = True
         self._data_state = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
         self._saved_buffers: dict[str, Tensor] = {}
-        self.random_at_start = self._state_of_rank().get("began")
-        self.before_restored = self._restore_data(trainer)  # before loaders are made of it
         if not self.is_same_epoch and trainer.is_global_zero:
             skipped = "with its validation, and what schedules and callbacks do there"
             print(f"note: the end of epoch {self.saved_position['epoch']} is left out, {skipped}", flush=True)
@@ -105,32 +102,40 @@ class Continuation:
             loader_places.pass_over_skipped(
                 trainer, self._loader_places(), num=self._num_batches_skipped(), tick=report
             )
-        # Also what collates samples, and what the making of loaders has changed.
-        self.before_restored = self._restore_data(trainer) | self.before_restored
+        if not self._makes_new_loaders(trainer):  # else they were set before loaders were made, which has changed them
+            changed = [entry for entry in self._state_of_rank()["attributes"] if entry[0].startswith(OF_DATA)]
+            attributes.restore_silently(trainer, module, changed=changed)
+            self.initial.restored |= {(owner, name) for owner, name, _ in changed}
         schedules.restore(trainer.optimizers, self.scheduled)
-        if not self.start.is_fetched:
-            self._restore(trainer, module)
         if self.start.is_fetched and has_transfer_hooks(module):
             names = module.state_dict(keep_vars=True).keys()
             self._saved_buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in names}
-        if self._makes_new_loaders(trainer):
-            trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right attributes
         # If a validation was just done, Lightning counts it by this function, which makes an iterator of its data.
         validation = trainer.fit_loop.epoch_loop.val_loop
         validation.increment_progress_to_evaluation_end = _keep_random_state(  # type: ignore[method-assign]
             validation.increment_progress_to_evaluation_end
         )
 
-    def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Restore attributes and settings, before the module's own `on_train_epoch_start`."""
+    def after_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Restore random numbers, once hooks have drawn theirs and before iterators of loaders draw."""
+        if not self.start.is_fetched:
+            self._restore(trainer, module)
+
+    def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule, *, made: Set[attributes.Place]) -> None:
+        """Restore attributes and settings, before the module's own `on_train_epoch_start`.
+
+        Args:
+            made: places of attributes that the making of training loaders has changed.
+        """
         state = self._state_of_rank()
-        changed = state.get("attributes", [])
-        if self._makes_new_loaders(trainer):  # the data were restored before, and have made loaders since
-            changed = [entry for entry in changed if not entry[0].startswith((attributes.DATA, attributes.COLLATE))]
+        changed = state["attributes"]
+        if self._makes_new_loaders(trainer):
+            changed = [entry for entry in changed if tuple(entry[:2]) not in made]
+        changed = self._without_computed(trainer, module, changed)
         attributes.restore(trainer, module, changed=changed, is_other_rank=not self.is_same_world_size)
         trainer_settings.restore(trainer, state.get("settings", []))
 
-    def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule, *, made: Set[attributes.Place]) -> None:
         """Restore what Lightning has changed since, as it counts one batch too many when it restarts."""
         start, loop = self.start, trainer.fit_loop.epoch_loop
         loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
@@ -141,7 +146,7 @@ class Continuation:
             loader_places.finish_orders(
                 trainer, self._loader_places(), is_same=self._is_same_data and self.is_same_world_size
             )
-            self.on_epoch_start(trainer, module)
+            self.on_epoch_start(trainer, module, made=made)
         # With another world size all ranks take rank 0's gradients, as ranks share what they have averaged.
         accumulated_gradients.restore(module, self._state_of_rank().get("gradients", {}))
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first batch of an epoch clears its sums
@@ -151,7 +156,9 @@ class Continuation:
     def loader_notes(self, trainer: L.Trainer) -> dict[str, Any]:
         """Return what `LoaderMaking` noted of loaders that are still the same at this position."""
         notes = self._state_of_rank().get("made_loaders", {})
-        has_new_loaders = self._is_reload_due(trainer) and (self.start.between_epochs or not self.is_same_epoch)
+        if self._makes_new_loaders(trainer):
+            return notes | {"train": {"changed": self._state_of_rank()["attributes"], "epoch": self.start.epoch}}
+        has_new_loaders = self._is_reload_due(trainer) and not self.is_same_epoch
         return {split: note for split, note in notes.items() if split != "train" or not has_new_loaders}
 
     def on_training_already_complete(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -182,9 +189,31 @@ class Continuation:
         if self.start.is_fetched and self._data_state is not None and has_transfer_hooks(trainer.datamodule):
             trainer.datamodule.load_state_dict(self._data_state)
 
-    def _restore_data(self, trainer: L.Trainer) -> attributes.InitialAttributes:
-        changed = self._state_of_rank().get("attributes", [])
-        return attributes.restore_data(trainer, trainer.lightning_module, changed=changed)
+    def _without_computed(
+        self, trainer: L.Trainer, module: L.LightningModule, changed: attributes.ChangedAttributes
+    ) -> attributes.ChangedAttributes:
+        """Return all but those that hooks compute at each start of training from its length, its layout and its place.
+
+        These are texts, such as a folder or a host, and numbers if that length or layout is another one.
+        """
+        of_start = {tuple(place) for place in self._state_of_rank()["of_start"]}
+        computed = []
+        for owner, name, form in changed:
+            leaves = tree_leaves(form)
+            is_simple = all(type(leaf) in (bool, int, float, str, type(None)) for leaf in leaves)
+            has_text = any(isinstance(leaf, str) for leaf in leaves)
+            if (owner, name) in of_start and is_simple and (has_text or not self._is_same_plan(trainer)):
+                computed.append((owner, name, form))
+        if trainer.is_global_zero and (names := attributes.differing_names(trainer, module, changed=computed)):
+            rule = "these attributes are as hooks set them when training starts, not as in the checkpoint"
+            print(f"note: {rule}: {', '.join(names)}", flush=True)
+        left_out = {(owner, name) for owner, name, _ in computed}
+        return [entry for entry in changed if (entry[0], entry[1]) not in left_out]
+
+    def _is_same_plan(self, trainer: L.Trainer) -> bool:
+        """Return whether training is as long as it was when it was saved, on as many ranks."""
+        now, saved = position.current_position(trainer), self.saved_position
+        return all(now[key] == saved[key] for key in ("ends", "world_size", "accumulate", "batches_per_epoch"))
 
     def _state_of_rank(self) -> dict[str, Any]:
         """Return this rank's own state, or with another world size rank 0's."""
@@ -209,22 +238,6 @@ class Continuation:
         """Return how many batches of this epoch are left out, in the layout of now."""
         then = self.saved_position
         return self.start.batches - then["batches"] * self.start.micro_batches_per_step // then["accumulate"]
-
-
-def replay_train_start_randomness(random_state: dict[str, Any], module: L.LightningModule) -> None:
-    """Let callbacks and the module draw in `on_train_start` what they drew when the run began.
-
-    After the module's hook the present random state is restored.
-    """
-    present_state, hook = randomness.plain_state(), module.on_train_start
-
-    def hook_then_restore() -> None:
-        vars(module).pop("on_train_start")
-        hook()
-        randomness.restore(present_state)
-
-    randomness.restore(random_state)
-    module.on_train_start = hook_then_restore  # type: ignore[method-assign]
 
 
 def _keep_random_state(function: Callable[[], None]) -> Callable[[], None]:

@@ -1,48 +1,78 @@
-"""Attributes and settings as they were when training began: only what has changed since is saved."""
+"""Attributes and settings before training changes them: only what differs from these is saved."""
+
+from typing import Any
 
 import lightning as L
 
 from hpc.state import attributes, trainer_settings
+from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
+from hpc.state.holder_fields import DATASET
+from hpc.state.holders import COLLATE
+from hpc.state.plain_forms import NOT_KEPT
 
 
 class InitialValues:
-    """Fingerprints of attributes and settings, recorded at the start of a fit.
+    """Fingerprints of attributes as the constructor and `setup` have left them, before any loader or hook of the fit.
 
     Attributes:
-        attributes: of the module, its data and its callbacks; None: training has not begun.
-        settings: of the Trainer and the optimizers.
+        settings: of the Trainer and the optimizers, as training begins.
+        restored: places of attributes that a resumed run has set before training began.
+        named_unsaved: names of attributes that a checkpoint cannot hold, and of which a warning says so.
     """
 
     def __init__(self) -> None:
-        self.attributes: attributes.InitialAttributes | None = None
         self.settings: trainer_settings.InitialSettings = {}
-        self._at_fit_start: attributes.InitialAttributes | None = None  # before the hooks of the fit
-        self._before_sanity_check: attributes.InitialAttributes = {}
-        # A resumed run makes no sanity check, so what that check has changed must be saved.
-        self._changed_by_sanity_check: set[attributes.Place] = set()
-        self.named_unsaved: set[str] = set()  # attributes that a checkpoint cannot hold, and of which a warning says so
+        self.restored: set[Place] = set()
+        self.named_unsaved: set[str] = set()
+        self._given: InitialAttributes | None = None
+        self._made: InitialAttributes = {}  # what the making of loaders has changed, as it was just after it
+        self._at_start: InitialAttributes | None = None  # what hooks have changed until training began
 
-    def record_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._at_fit_start = attributes.record_initial(trainer, module)
+    def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes:
+        """Return what the constructor and `setup` gave; it is recorded at the first call."""
+        if self._given is None:
+            self._given = attributes.record_initial(trainer, module)
+        return self._given
 
-    def record_sanity_check_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._before_sanity_check = attributes.record_initial(trainer, module)
+    def record_made(self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes) -> set[Place]:
+        """Record what the making of loaders has changed: a resumed run makes it again. Return the places."""
+        now = attributes.record_initial(trainer, module)
+        of_loaders = (DATASET, COLLATE)
+        made = {
+            place: now[place] for place in now if place[0].startswith(of_loaders) or before.get(place) != now[place]
+        }
+        self._made |= made
+        self._add_owners(trainer, module, now)
+        return set(made)
 
-    def record_sanity_check_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        now, before = attributes.record_initial(trainer, module), self._before_sanity_check
-        self._changed_by_sanity_check = {place for place in now if now[place] != before.get(place)}
-
-    def record_training_start(
-        self, trainer: L.Trainer, module: L.LightningModule, *, before_restored: attributes.InitialAttributes
-    ) -> None:
-        """Record once, after the module's own `on_train_start`, which may depend on how long this training is.
-
-        Args:
-            before_restored: fingerprints of attributes that were restored already, as they were before.
-        """
-        if self.attributes is not None:
+    def begin_training(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Record once, after the module's own `on_train_start`, what hooks have set: they set it at each start."""
+        if self._at_start is not None:
             return
-        now = attributes.record_initial(trainer, module, before=self._at_fit_start)
-        places = now.keys() - self._changed_by_sanity_check
-        self.attributes = {place: now[place] for place in places} | before_restored
+        self._add_owners(trainer, module, attributes.record_initial(trainer, module))
+        found = attributes.changes(trainer, module, initial=self.given(trainer, module))
+        self._at_start = {
+            place: fingerprint
+            for place, fingerprint, form in found
+            if attributes.is_unsaved(form) or place not in self.restored
+        }
         self.settings = trainer_settings.record_initial(trainer)
+
+    def changed(self, trainer: L.Trainer, module: L.LightningModule) -> tuple[ChangedAttributes, list[list[str]]]:
+        """Return what a checkpoint must hold or name, and which of it is still as hooks had set it at the start."""
+        changed: list[tuple[str, str, Any]] = []
+        of_start = []
+        for place, fingerprint, form in attributes.changes(trainer, module, initial=self.given(trainer, module)):
+            is_of_start = (self._at_start or {}).get(place) == fingerprint
+            is_made_again = self._made.get(place) == fingerprint
+            if is_made_again or (is_of_start and isinstance(form, str) and form == NOT_KEPT):
+                continue
+            changed.append((*place, form))
+            if is_of_start:
+                of_start.append([*place])
+        return changed, of_start
+
+    def _add_owners(self, trainer: L.Trainer, module: L.LightningModule, now: InitialAttributes) -> None:
+        """Count objects that exist now among those that a resumed run makes, too."""
+        given = self.given(trainer, module)
+        given |= {place: True for place in now if place[1] == attributes.EXISTS}

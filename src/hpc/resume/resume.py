@@ -1,5 +1,6 @@
 """The callback that stops, saves and resumes a run: between two optimizer steps, and on all ranks alike."""
 
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -19,7 +20,6 @@ from hpc.resume.initial_values import InitialValues
 from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
 from hpc.resume.stopping import ReportsTrial
-from hpc.state import randomness
 from hpc.state.batch_effects import BatchEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
 from hpc.training import record, sharded_tensors, skipped_samples, weight_averaging
@@ -54,7 +54,6 @@ class Resume(StopsEvaluations):
         self._num_validations = 0
         self._validation_metrics: set[str] = set()  # names of all that validations have logged so far
         self._continuation: Continuation | None = None  # until the first batch is there
-        self._random_at_start: Any = None  # with which the module's own on_train_start was called
 
     # Lightning's hooks of a fit, in the order in which it calls them
 
@@ -71,7 +70,7 @@ class Resume(StopsEvaluations):
                 trainer, self.run, saver=self.saver, faults=self.faults, trial=self.trial
             )
         if stage == "fit":
-            self._loader_making, self._batch_effects = LoaderMaking(trainer), BatchEffects(trainer)
+            self._loader_making, self._batch_effects = LoaderMaking(trainer, self.initial), BatchEffects(trainer)
             trainer.strategy.batch_effects = self._batch_effects  # type: ignore[attr-defined]
             trainer.strategy.writer.claim = self.run.claim  # type: ignore[attr-defined]
             # Lightning would ask all ranks at every step whether one got SIGTERM, and hide what goes wrong with that.
@@ -79,15 +78,11 @@ class Resume(StopsEvaluations):
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.initial.record_fit_start(trainer, pl_module)
+        self.initial.given(trainer, pl_module)
         self._weight_names = unsupported.weight_names(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.signals.install_handlers()  # again: Lightning has put its own there, which talk to the other ranks
-        self.initial.record_sanity_check_start(trainer, pl_module)
-
-    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.initial.record_sanity_check_end(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.watch.report_progress(trainer.global_step, "starting")
@@ -110,16 +105,14 @@ class Resume(StopsEvaluations):
             progress = trainer.global_step, "passing over batches that are done"
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.report_progress(*progress))
             weight_averaging.resume_averaging(trainer, pl_module)
+            after_start = partial(self._continuation.after_train_start, trainer, pl_module)
+            trainer.strategy.after_train_start = after_start  # type: ignore[attr-defined]
         self.boundary.agreement.next_step = trainer.global_step
-        random_at_start = self._continuation.random_at_start if self._continuation else None
-        self._random_at_start = random_at_start or randomness.plain_state()
-        if random_at_start:
-            continuation.replay_train_start_randomness(random_at_start, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._record_initial_values(trainer, pl_module)
+        self.initial.begin_training(trainer, pl_module)
         if self._continuation:
-            self._continuation.on_epoch_start(trainer, pl_module)
+            self._continuation.on_epoch_start(trainer, pl_module, made=self._loader_making.changed)
         sample_randomness.watch_fetches(trainer.train_dataloader, self._batch_effects.watch)
 
     def on_train_batch_start(
@@ -131,18 +124,14 @@ class Resume(StopsEvaluations):
             unsupported.reject_changed_names(trainer, self._weight_names)
         if not self.run.has_started_training:
             self.run.begin_training()
-        self._record_initial_values(trainer, pl_module)
+        self.initial.begin_training(trainer, pl_module)
         if self._continuation:
-            self._continuation.on_first_batch(trainer, pl_module)
+            self._continuation.on_first_batch(trainer, pl_module, made=self._loader_making.changed)
             self._continuation = None
         if batch_idx % trainer.accumulate_grad_batches == 0:
             if isinstance(trainer.strategy, SyncsBuffers):
                 trainer.strategy.before_step()
             self.boundary.save_or_stop_if_due()
-
-    def _record_initial_values(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        before_restored = self._continuation.before_restored if self._continuation else {}
-        self.initial.record_training_start(trainer, module, before_restored=before_restored)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
@@ -209,9 +198,7 @@ class Resume(StopsEvaluations):
     # The state of a run
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.state_to_save(
-            trainer, pl_module, initial=self.initial, random_at_start=self._random_at_start
-        )
+        checkpoint |= continuation.state_to_save(trainer, pl_module, initial=self.initial)
         checkpoint["unused"] = trainer.strategy.unused_to_save() if isinstance(trainer.strategy, DDP) else None
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
         if trainer.is_global_zero:
@@ -230,7 +217,7 @@ class Resume(StopsEvaluations):
         num_skipped = skipped_samples.num_skipped_batches(
             self.run.run_dir, position["stepped"], attempt=checkpoint["attempt"]
         )
-        self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped)
+        self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped, initial=self.initial)
         self._loader_making.again = self._continuation.loader_notes(trainer)
         self.saver.saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]

@@ -81,7 +81,7 @@ class AttributeEffects:
 
     def restore(self, changed: attributes.ChangedAttributes) -> None:
         """Set the result of `changed` or `present`."""
-        attributes.restore_data(self.trainer, self.trainer.lightning_module, changed=changed, owners=self.owners)
+        attributes.restore_silently(self.trainer, self.trainer.lightning_module, changed=changed, owners=self.owners)
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -27,7 +27,8 @@ from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
 from hpc.resume import continuation
-from hpc.state import attributes, checksums, plain_forms, randomness, structure
+from hpc.resume.initial_values import InitialValues
+from hpc.state import attributes, checksums, plain_forms, structure, trainer_settings
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -380,22 +381,18 @@ def looks(*_: Any, more: int = 0) -> None: ...
 
 
 def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: pytest.CaptureFixture) -> None:
-    module, again = Layered(), Layered()
+    module = Layered()
     before = attributes.record_initial(trained(module), module)
     module.tracked.increment()
     module.head.register_full_backward_hook(nn.Module._maybe_warn_non_full_backward_hook)  # a library's own
     changed = {(owner, name) for owner, name, _ in attributes.find_changed(trained(module), module, initial=before)}
     assert not [owner for owner, name in changed if name in (structure.LAYERS, structure.HOOKS)]
     module.trains()
-    carried(module, again, before)
-    *_, functions, layers = capfd.readouterr().out.splitlines()
-    assert "so they start anew in a resumed run: loss_fn, activation." in functions
-    told = "body.1, forward pre-hooks of body, forward hooks of head, backward hooks of head.weight"
-    assert f"these layers and hooks, which a checkpoint does not hold, so they start anew: {told}." in layers
-    again = Layered()
-    again.trains()  # in on_train_start, say
-    carried(module, again, before)
-    assert "layers and hooks" not in capfd.readouterr().out
+    named: set[str] = set()
+    attributes.print_unsaved(attributes.find_changed(trained(module), module, initial=before), named)
+    layers = {"layers of body", "hooks of body", "hooks of head", "hooks of head.weight"}
+    assert named == {"loss_fn", "activation", *layers}
+    assert "Try: state_dict() and load_state_dict() of the object" in capfd.readouterr().out
 
 
 class Averaging(L.Callback):
@@ -430,29 +427,66 @@ def test_an_average_that_is_made_before_training_goes_on() -> None:
     assert again.part.weight.tolist() == [1, 1] and again.part.weight.requires_grad
 
 
-def test_copies_of_the_first_weights_go_on_and_numbers_that_follow_the_trainer_do_not() -> None:
+def started(module: Any, trainer: Any) -> InitialValues:
+    """Begin training: a sanity check counts, and hooks copy weights, and set numbers, a folder and an object."""
+    initial = InitialValues()
+    initial.given(trainer, module)
+    names = (*trainer_settings.TRAINER_SETTINGS, "lightning_module")
+    vars(trainer).update(dict.fromkeys(names), lightning_module=module)
+    module.validated = module.__dict__.get("validated", 0) + 1
+    module.first = {"weight": module.part.weight.detach().clone()}
+    module.total, module.folder, module.drawn, module.odd = trainer.max_epochs * 10, "/here", torch.rand(()), lambda: 0
+    module.memory = Memory()
+    initial.begin_training(trainer, module)
+    return initial
+
+
+def test_what_hooks_have_set_until_training_began_is_saved_and_told_apart() -> None:
     module: Any = Whole()
-    again: Any = Whole()
-    for one in (module, again):
-        one.first, one.total = None, 0
-    before = attributes.record_initial(trained(module), module)
-    module.first, module.total = {"weight": module.part.weight.detach().clone()}, 32
-    carried(module, again, attributes.record_initial(trained(module), module, before=before))
-    assert again.first["weight"].tolist() == [1, 1] and again.total == 0
+    trainer = trained(module)
+    trainer.max_epochs = 3
+    initial = started(module, trainer)
+    module.memory.seen.append(3)
+    module.total += 1
+    changed, of_start = initial.changed(trainer, module)
+    forms = {name: form for _, name, form in changed}
+    assert forms.keys() == {
+        "validated",
+        "first",
+        "total",
+        "folder",
+        "drawn",
+        "memory",
+        "seen",
+    }  # the odd one is made again
+    assert forms["total"] == 31 and {name for _, name in of_start} == forms.keys() - {"total", "seen"}
+    module.odd = lambda: 1
+    named: set[str] = set()
+    attributes.print_unsaved(initial.changed(trainer, module)[0], named)
+    assert named == {"odd"}
 
 
-def test_on_train_start_draws_what_it_drew_when_the_run_began() -> None:
-    class Drawing(Whole):
-        def on_train_start(self) -> None:
-            drawn.append(torch.rand(()).item())
-
-    module, drawn = Drawing(), []
-    began = randomness.plain_state()
-    first, then = torch.rand(()).item(), randomness.plain_state()
-    continuation.replay_train_start_randomness(began, module)
-    module.on_train_start()
-    assert drawn == [first] and torch.equal(randomness.plain_state()["torch"], then["torch"])
-    assert "on_train_start" not in vars(module)
+@pytest.mark.parametrize("is_same_plan", [True, False])
+def test_numbers_of_another_length_of_training_are_those_that_its_hooks_have_set(
+    is_same_plan: bool, capfd: pytest.CaptureFixture
+) -> None:
+    """Check that a drawn number goes on, a folder never does, and copies of weights always do."""
+    module, again = Whole(), Whole()
+    trainer, its = trained(module), trained(again, is_global_zero=True)
+    trainer.max_epochs, its.max_epochs = 3, 3 if is_same_plan else 5
+    changed, of_start = started(module, trainer).changed(trainer, module)
+    with torch.no_grad():
+        again.part.weight.add_(1)
+    initial: Any = started(again, its)
+    again.folder = "/there"
+    resumed = object.__new__(continuation.Continuation)
+    resumed._state_of_rank = lambda: {"of_start": of_start}  # type: ignore[method-assign]
+    resumed._is_same_plan = lambda _: is_same_plan  # type: ignore[method-assign]
+    attributes.restore(its, again, changed=resumed._without_computed(its, again, changed))
+    assert again.first["weight"].tolist() == [1, 1] and torch.equal(again.drawn, module.drawn)
+    assert (again.total, again.folder) == (30 if is_same_plan else 50, "/there") and initial
+    note = "note: these attributes are as hooks set them when training starts, not as in the checkpoint"
+    assert f"{note}: {'folder' if is_same_plan else 'total, folder'}\n" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.complex128, torch.uint8])
