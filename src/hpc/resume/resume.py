@@ -107,7 +107,7 @@ class Resume(StopsEvaluations):
             weight_averaging.resume_averaging(trainer, pl_module)
             after_start = partial(self._continuation.after_train_start, trainer, pl_module)
             trainer.strategy.after_train_start = after_start  # type: ignore[attr-defined]
-        self.boundary.agreement.next_step = trainer.global_step
+        self.boundary.agreement.restart()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.initial.begin_training(trainer, pl_module)
@@ -179,7 +179,8 @@ class Resume(StopsEvaluations):
         self._validation_metrics |= validation_metric_names(trainer)
         names = metrics.keys() | (self._validation_metrics if trainer.sanity_checking else set())
         self.best.reject_unknown_monitor(names, shown=self._validation_metrics)
-        self.boundary.evaluation_stop.update_is_validation_long(trainer)
+        self.boundary.validation_clock.update(trainer)
+        self.boundary.agreement.restart()
         if trainer.sanity_checking:
             return
         self.best.note_differing_metric(metrics, self.boundary.agreement.group)
@@ -231,11 +232,11 @@ class Resume(StopsEvaluations):
 
     def state_dict(self) -> dict[str, Any]:
         state = self.best.state() | {"metrics": self.run.validation_metrics, "shown": sorted(self._validation_metrics)}
-        return state | {"validations": self._num_validations, "long": self.boundary.evaluation_stop.is_validation_long}
+        return state | {"validations": self._num_validations, "long": self.boundary.validation_clock.is_long}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best.load_state(state_dict)
         self.run.validation_metrics = state_dict["metrics"]
         self._validation_metrics = set(state_dict.get("shown", ()))
         self._num_validations = state_dict.get("validations", 0)
-        self.boundary.evaluation_stop.is_validation_long = state_dict.get("long")
+        self.boundary.validation_clock.is_long = state_dict.get("long")
