@@ -67,7 +67,7 @@ class Agreement:
     def restart(self) -> None:
         """Agree at the next moment: an evaluation begins or has ended, and nobody knows how fast moments follow now."""
         self.next_moment, self._interval = self._moment + 1, 1
-        self._last_moment, self._last_time = self._moment, time.monotonic()
+        self._last_moment, self._last_time = self.next_moment, time.monotonic()
 
     def is_due(self, *, is_needed: bool = False) -> bool:
         """Return whether all ranks agree at this moment. Must be called once at each moment.
