@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from hpc.data.rank_steps import run_seed
 from hpc.state import attributes, randomness
 from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
-from hpc.state.batch_effects import AttributeEffects
+from hpc.state.batch_effects import OF_ALL, AttributeEffects
 
 # Names in Lightning's loops.
 LAST_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}
@@ -114,11 +114,11 @@ class LoaderMaking:
 
 
 def _small(changed: ChangedAttributes) -> list[tuple[str, str, Any]]:
-    """Return the attributes that can be saved and are not large."""
+    """Return the attributes that loaders may be made of, can be saved, and are not large."""
     small = []
     for owner, name, form in changed:
         leaves = tree_leaves(form)
         num_entries = len(leaves) + sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-        if num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form):
+        if owner.startswith(OF_ALL) and num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form):
             small.append((owner, name, form))
     return small

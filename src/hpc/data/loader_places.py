@@ -38,12 +38,6 @@ def prepare_loaders(trainer: L.Trainer, places: list[dict[str, Any]]) -> None:
     for loader, place in zip(trainer.fit_loop._combined_loader.flattened, places, strict=False):  # type: ignore
         if (stream := stream_of(loader)) is not None and "stream" in place:
             stream.resume_at(place["stream"])
-        if "begun" in place:  # noted by versions that repeated the random numbers of a sampler
-            rule = (
-                "An epoch must go on in the order in which it began; that of this checkpoint is of an earlier version"
-            )
-            fix = "sbatch RUN_DIR/job.sh, which has the run's own code; or a new run: ckpt=<last.ckpt>"
-            raise ConfigError("resume", None, rule, fix)
         if (order := order_of(loader)) is not None:
             sampler_state.restore(order.sampler, place.get("before", place.get("now", [])))
 

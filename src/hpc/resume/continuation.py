@@ -158,8 +158,7 @@ class Continuation:
         notes = self._state_of_rank().get("made_loaders", {})
         if self._makes_new_loaders(trainer):
             return notes | {"train": {"changed": self._state_of_rank()["attributes"], "epoch": self.start.epoch}}
-        has_new_loaders = self._is_reload_due(trainer) and not self.is_same_epoch
-        return {split: note for split, note in notes.items() if split != "train" or not has_new_loaders}
+        return notes
 
     def on_training_already_complete(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Restore what callbacks and the test would see right after the last step, if all steps were done before."""
@@ -173,8 +172,8 @@ class Continuation:
             trainer.fit_loop.epoch_progress.increment_completed()
 
     def _makes_new_loaders(self, trainer: L.Trainer) -> bool:
-        """Return whether a whole epoch comes next, with new training loaders."""
-        return self.start.between_epochs and self._is_reload_due(trainer)
+        """Return whether another epoch than that of the save comes next, with new training loaders."""
+        return self._is_reload_due(trainer) and (self.start.between_epochs or not self.is_same_epoch)
 
     def _is_reload_due(self, trainer: Any) -> bool:
         note = self._state_of_rank().get("made_loaders", {}).get("train")

@@ -173,6 +173,13 @@ def on_train_epoch_end(self):
 
 Classifier.on_train_epoch_end = on_train_epoch_end
 """
+# What loaders are made of changes within the epoch, too.
+STAGED_WITHIN = """
+def on_train_batch_end(self, outputs, batch, batch_idx):
+    self.trainer.datamodule.stage += 1 + batch_idx
+
+Classifier.on_train_batch_end = on_train_batch_end
+"""
 ADDED = """
 from my_research.module import Classifier
 
@@ -527,6 +534,11 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "data that a stage makes": (
         [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
         stock("DataLoader(Noisy(50, self.stage), 8, shuffle=True)", more=STAGED),
+        [9, 13],
+    ),
+    "data of a stage that goes on within the epoch": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock("DataLoader(Noisy(50, self.stage), 8, shuffle=True)", more=STAGED_WITHIN),
         [9, 13],
     ),
     "parameters that are added while it trains": (["trainer.gradient_clip_val=null"], ADDED, [25]),
