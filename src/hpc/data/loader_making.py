@@ -28,8 +28,6 @@ Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name a
 class RecordsInitialValues(Protocol):
     """The attributes as the constructor and `setup` gave them, see `InitialValues`."""
 
-    restored: set[Place]
-
     def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes: ...
 
     def record_made(
@@ -42,7 +40,8 @@ class LoaderMaking:
 
     Attributes:
         notes: of the loaders that exist.
-        again: the result of `state` of an earlier attempt, for loaders that are still to be made.
+        again: the result of `state` of an earlier attempt, for loaders that are still to be made. A note with `is_new`
+            has the attributes for loaders that the earlier attempt has not made.
         changed: places of attributes that the last making of training loaders has changed.
     """
 
@@ -88,15 +87,15 @@ class LoaderMaking:
         present = effects.present(note["changed"]) if note else []
         if note:
             effects.restore(note["changed"])
-            self.initial.restored |= {(owner, name) for owner, name, _ in note["changed"]}
+        is_again = note is not None and not note.get("is_new")
         before = attributes.record_initial(trainer, module)
-        noted = note or {"changed": _small(attributes.find_changed(trainer, module, initial=given))}
+        noted = [] if is_again else _small(attributes.find_changed(trainer, module, initial=given))
         effects.capture()
         with randomness.drawn_apart(run_seed(), split, note["epoch"] if note else trainer.current_epoch):
             set_up()
         if loop._combined_loader is loaders:
             return
-        self.notes[split] = note or {"changed": [*noted["changed"], *effects.changed()]}
+        self.notes[split] = note if note and is_again else {"changed": [*noted, *effects.changed()]}
         made = self.initial.record_made(trainer, module, before=before)
         if split == "train":
             self.changed = made

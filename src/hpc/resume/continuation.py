@@ -105,7 +105,6 @@ class Continuation:
         if not self._makes_new_loaders(trainer):  # else they were set before loaders were made, which has changed them
             changed = [entry for entry in self._state_of_rank()["attributes"] if entry[0].startswith(OF_DATA)]
             attributes.restore_silently(trainer, module, changed=changed)
-            self.initial.restored |= {(owner, name) for owner, name, _ in changed}
         schedules.restore(trainer.optimizers, self.scheduled)
         if self.start.is_fetched and has_transfer_hooks(module):
             names = module.state_dict(keep_vars=True).keys()
@@ -133,6 +132,8 @@ class Continuation:
             changed = [entry for entry in changed if tuple(entry[:2]) not in made]
         changed = self._without_computed(trainer, module, changed)
         attributes.restore(trainer, module, changed=changed, is_other_rank=not self.is_same_world_size)
+        of_start = {(owner, name) for owner, name in state["of_start"]}
+        self.initial.take_over(trainer, module, changed=state["attributes"], of_start=of_start)
         trainer_settings.restore(trainer, state.get("settings", []))
 
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule, *, made: Set[attributes.Place]) -> None:
@@ -157,7 +158,8 @@ class Continuation:
         """Return what `LoaderMaking` noted of loaders that are still the same at this position."""
         notes = self._state_of_rank().get("made_loaders", {})
         if self._makes_new_loaders(trainer):
-            return notes | {"train": {"changed": self._state_of_rank()["attributes"], "epoch": self.start.epoch}}
+            new = {"changed": self._state_of_rank()["attributes"], "epoch": self.start.epoch, "is_new": True}
+            return notes | {"train": new}
         return notes
 
     def on_training_already_complete(self, trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -3,6 +3,8 @@
 from typing import Any
 
 import lightning as L
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpc.state import attributes, trainer_settings
 from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
@@ -10,23 +12,25 @@ from hpc.state.holder_fields import DATASET
 from hpc.state.holders import COLLATE
 from hpc.state.plain_forms import NOT_KEPT
 
+MAX_ENTRIES = 10_000  # numbers and texts in a value that is small: the state of a generator has some thousands
+
 
 class InitialValues:
     """Fingerprints of attributes as the constructor and `setup` have left them, before any loader or hook of the fit.
 
     Attributes:
         settings: of the Trainer and the optimizers, as training begins.
-        restored: places of attributes that a resumed run has set before training began.
         named_unsaved: names of attributes that a checkpoint cannot hold, and of which a warning says so.
     """
 
     def __init__(self) -> None:
         self.settings: trainer_settings.InitialSettings = {}
-        self.restored: set[Place] = set()
         self.named_unsaved: set[str] = set()
         self._given: InitialAttributes | None = None
         self._made: InitialAttributes = {}  # what the making of loaders has changed, as it was just after it
-        self._at_start: InitialAttributes | None = None  # what hooks have changed until training began
+        self._set_at_start: InitialAttributes = {}  # what hooks have set until training began, and a checkpoint holds
+        self._made_at_start: InitialAttributes = {}  # and what none can hold: hooks make it at each start
+        self._has_begun = False
 
     def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes:
         """Return what the constructor and `setup` gave; it is recorded at the first call."""
@@ -35,44 +39,67 @@ class InitialValues:
         return self._given
 
     def record_made(self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes) -> set[Place]:
-        """Record what the making of loaders has changed: a resumed run makes it again. Return the places."""
+        """Record what the making of loaders has changed. Return the places.
+
+        A resumed run makes it again, so nobody need save what is large, or name what cannot be saved.
+        """
         now = attributes.record_initial(trainer, module)
         of_loaders = (DATASET, COLLATE)
         made = {
             place: now[place] for place in now if place[0].startswith(of_loaders) or before.get(place) != now[place]
         }
         self._made |= made
-        self._add_owners(trainer, module, now)
+        self._count_as_given(trainer, module, now)
         return set(made)
 
     def begin_training(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Record once, after the module's own `on_train_start`, what hooks have set: they set it at each start."""
-        if self._at_start is not None:
+        """Record once, after the module's own `on_train_start`, what hooks have set."""
+        if self._has_begun:
             return
-        self._add_owners(trainer, module, attributes.record_initial(trainer, module))
-        found = attributes.changes(trainer, module, initial=self.given(trainer, module))
-        self._at_start = {
-            place: fingerprint
-            for place, fingerprint, form in found
-            if attributes.is_unsaved(form) or place not in self.restored
-        }
+        self._has_begun = True
+        self._count_as_given(trainer, module, attributes.record_initial(trainer, module))
+        for place, fingerprint, form in attributes.changes(trainer, module, initial=self.given(trainer, module)):
+            found = self._made_at_start if attributes.is_unsaved(form) else self._set_at_start
+            found[place] = fingerprint
         self.settings = trainer_settings.record_initial(trainer)
+
+    def take_over(
+        self, trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes, of_start: set[Place]
+    ) -> None:
+        """Count what was restored as in the run that has saved it.
+
+        Args:
+            changed, of_start: what `changed` returned there.
+        """
+        now, saved = attributes.record_initial(trainer, module), {(owner, name) for owner, name, _ in changed}
+        self._set_at_start = {place: now[place] for place in of_start if place in now}
+        self._made |= {place: now[place] for place in self._made if place in now and place not in saved}
 
     def changed(self, trainer: L.Trainer, module: L.LightningModule) -> tuple[ChangedAttributes, list[list[str]]]:
         """Return what a checkpoint must hold or name, and which of it is still as hooks had set it at the start."""
         changed: list[tuple[str, str, Any]] = []
-        of_start = []
+        of_start: list[list[str]] = []
         for place, fingerprint, form in attributes.changes(trainer, module, initial=self.given(trainer, module)):
-            is_of_start = (self._at_start or {}).get(place) == fingerprint
-            is_made_again = self._made.get(place) == fingerprint
-            if is_made_again or (is_of_start and isinstance(form, str) and form == NOT_KEPT):
+            is_made_again = self._made.get(place) == fingerprint and not _is_small(form)
+            if is_made_again or (_is_not_kept(form) and self._made_at_start.get(place) == fingerprint):
                 continue
             changed.append((*place, form))
-            if is_of_start:
+            if self._set_at_start.get(place) == fingerprint:
                 of_start.append([*place])
-        return changed, of_start
+        return sorted(changed, key=lambda entry: entry[:2]), sorted(of_start)
 
-    def _add_owners(self, trainer: L.Trainer, module: L.LightningModule, now: InitialAttributes) -> None:
+    def _count_as_given(self, trainer: L.Trainer, module: L.LightningModule, now: InitialAttributes) -> None:
         """Count objects that exist now among those that a resumed run makes, too."""
         given = self.given(trainer, module)
         given |= {place: True for place in now if place[1] == attributes.EXISTS}
+
+
+def _is_small(form: Any) -> bool:
+    """Return whether a value can be saved, and is so small that it need not be made again."""
+    leaves = tree_leaves(form)
+    num_entries = len(leaves) + sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+    return num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form)
+
+
+def _is_not_kept(form: Any) -> bool:
+    return isinstance(form, str) and form == NOT_KEPT
