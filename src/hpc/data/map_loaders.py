@@ -6,6 +6,7 @@ The order of its samples and their random numbers become a function of (seed, ep
 from copy import copy
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
@@ -56,6 +57,9 @@ def share_loader(
     is_recorded = stage == RunningStage.PREDICTING and batches is not None
     other = _with_batches(loader, _IndexBatchSamplerWrapper(shared) if is_recorded else shared)  # type: ignore[arg-type]
     seed_samples(other, seed)
+    if not is_training and other.persistent_workers:
+        # They get a seed once, in the sanity check, which a resumed run has not. No sample depends on it.
+        other.generator = torch.Generator().manual_seed(seed)
     return other, note if is_shared else ""
 
 

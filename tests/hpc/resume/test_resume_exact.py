@@ -521,7 +521,7 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         stock(SHUFFLED, "DataLoader(Noisy(16), 8, shuffle=True, generator=self.generator)"),
         [3, 9],
     ),
-    "workers of a validation that would outlive it": (
+    "workers that outlive a validation": (
         PLAIN,
         stock(SHUFFLED, "DataLoader(Noisy(16), 8, num_workers=1, persistent_workers=True)"),
         [9],
@@ -641,7 +641,7 @@ Classifier.training_step = lambda self, *batch: drawn_step(self, *batch) * torch
 """
 
 
-def test_workers_of_validation_on_several_ranks_do_not_outlive_it(start: Callable, tmp_path: Path) -> None:
+def test_workers_that_outlive_a_validation_draw_nothing_on_several_ranks(start: Callable, tmp_path: Path) -> None:
     evaluated = "DataLoader(Noisy(16), batch_sampler=Own(), num_workers=1, persistent_workers=True)"
     own = "class Own(list):\n    __init__ = lambda self: list.__init__(self, [[0, 1, 2], [3, 4], [5]])\n"
     patch = stock("DataLoader(Noisy(50), 8, shuffle=True)", evaluated, own + DRAWING)
