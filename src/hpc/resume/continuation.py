@@ -6,12 +6,11 @@ from typing import Any
 
 import lightning as L
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
 from hpc.data import loader_places, position, position_checks, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
-from hpc.resume.initial_values import InitialValues
+from hpc.resume.initial_values import InitialValues, without_computed
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import OF_DATA, has_transfer_hooks
 from hpc.training.synced_buffers import SyncsBuffers
@@ -130,9 +129,10 @@ class Continuation:
         changed = state["attributes"]
         if self._makes_new_loaders(trainer):
             changed = [entry for entry in changed if tuple(entry[:2]) not in made]
-        changed = self._without_computed(trainer, module, changed)
-        attributes.restore(trainer, module, changed=changed, is_other_rank=not self.is_same_world_size)
         of_start = {(owner, name) for owner, name in state["of_start"]}
+        is_same_plan = self._is_same_plan(trainer)
+        changed = without_computed(trainer, module, changed=changed, of_start=of_start, is_same_plan=is_same_plan)
+        attributes.restore(trainer, module, changed=changed, is_other_rank=not self.is_same_world_size)
         self.initial.take_over(trainer, module, changed=state["attributes"], of_start=of_start)
         trainer_settings.restore(trainer, state.get("settings", []))
 
@@ -189,27 +189,6 @@ class Continuation:
                 buffer.copy_(self._saved_buffers[name])
         if self.start.is_fetched and self._data_state is not None and has_transfer_hooks(trainer.datamodule):
             trainer.datamodule.load_state_dict(self._data_state)
-
-    def _without_computed(
-        self, trainer: L.Trainer, module: L.LightningModule, changed: attributes.ChangedAttributes
-    ) -> attributes.ChangedAttributes:
-        """Return all but those that hooks compute at each start of training from its length, its layout and its place.
-
-        These are texts, such as a folder or a host, and numbers if that length or layout is another one.
-        """
-        of_start = {tuple(place) for place in self._state_of_rank()["of_start"]}
-        computed = []
-        for owner, name, form in changed:
-            leaves = tree_leaves(form)
-            is_simple = all(type(leaf) in (bool, int, float, str, type(None)) for leaf in leaves)
-            has_text = any(isinstance(leaf, str) for leaf in leaves)
-            if (owner, name) in of_start and is_simple and (has_text or not self._is_same_plan(trainer)):
-                computed.append((owner, name, form))
-        if trainer.is_global_zero and (names := attributes.differing_names(trainer, module, changed=computed)):
-            rule = "these attributes are as hooks set them when training starts, not as in the checkpoint"
-            print(f"note: {rule}: {', '.join(names)}", flush=True)
-        left_out = {(owner, name) for owner, name, _ in computed}
-        return [entry for entry in changed if (entry[0], entry[1]) not in left_out]
 
     def _is_same_plan(self, trainer: L.Trainer) -> bool:
         """Return whether training is as long as it was when it was saved, on as many ranks."""

@@ -10,7 +10,7 @@ from hpc.state import attributes, trainer_settings
 from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
 from hpc.state.holder_fields import DATASET
 from hpc.state.holders import COLLATE
-from hpc.state.plain_forms import NOT_KEPT
+from hpc.state.plain_forms import KIND, NOT_KEPT
 
 MAX_ENTRIES = 10_000  # numbers and texts in a value that is small: the state of a generator has some thousands
 
@@ -92,6 +92,43 @@ class InitialValues:
         """Count objects that exist now among those that a resumed run makes, too."""
         given = self.given(trainer, module)
         given |= {place: True for place in now if place[1] == attributes.EXISTS}
+
+
+def without_computed(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    *,
+    changed: ChangedAttributes,
+    of_start: set[Place],
+    is_same_plan: bool,
+) -> ChangedAttributes:
+    """Return all of `changed` but what hooks compute at each start of training, from its place, length and layout.
+
+    These are texts, such as a folder or a host, and numbers if that length or layout is another one.
+
+    Args:
+        of_start: what hooks had set when training began.
+        is_same_plan: whether training has the same length and layout as when it was saved.
+    """
+    computed = []
+    for owner, name, form in changed:
+        has_text = any(isinstance(leaf, str) for leaf in tree_leaves(form))
+        if (owner, name) in of_start and _is_simple(form) and (has_text or not is_same_plan):
+            computed.append((owner, name, form))
+    if trainer.is_global_zero and (names := attributes.differing_names(trainer, module, changed=computed)):
+        rule = "these attributes are as hooks set them when training starts, not as in the checkpoint"
+        print(f"note: {rule}: {', '.join(names)}", flush=True)
+    left_out = {(owner, name) for owner, name, _ in computed}
+    return [entry for entry in changed if (entry[0], entry[1]) not in left_out]
+
+
+def _is_simple(form: Any) -> bool:
+    """Return whether a value is a number or a text, or lists and dicts of these."""
+    if isinstance(form, dict):
+        return KIND not in form and all(map(_is_simple, form.values()))
+    if isinstance(form, list | tuple):
+        return all(map(_is_simple, form))
+    return type(form) in (bool, int, float, str, type(None))
 
 
 def _is_small(form: Any) -> bool:

@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
-from hpc.resume import continuation
-from hpc.resume.initial_values import InitialValues
+from hpc.resume.initial_values import InitialValues, without_computed
 from hpc.state import attributes, checksums, plain_forms, structure, trainer_settings
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
@@ -479,10 +478,9 @@ def test_numbers_of_another_length_of_training_are_those_that_its_hooks_have_set
         again.part.weight.add_(1)
     initial: Any = started(again, its)
     again.folder = "/there"
-    resumed = object.__new__(continuation.Continuation)
-    resumed._state_of_rank = lambda: {"of_start": of_start}  # type: ignore[method-assign]
-    resumed._is_same_plan = lambda _: is_same_plan  # type: ignore[method-assign]
-    attributes.restore(its, again, changed=resumed._without_computed(its, again, changed))
+    places: Any = {(owner, name) for owner, name in of_start}
+    left = without_computed(its, again, changed=changed, of_start=places, is_same_plan=is_same_plan)
+    attributes.restore(its, again, changed=left)
     assert again.first["weight"].tolist() == [1, 1] and torch.equal(again.drawn, module.drawn)
     assert (again.total, again.folder) == (30 if is_same_plan else 50, "/there") and initial
     note = "note: these attributes are as hooks set them when training starts, not as in the checkpoint"
