@@ -26,17 +26,11 @@ WARNINGS = {
 }
 
 
-def record_initial(
-    trainer: L.Trainer, module: L.LightningModule, *, owners: tuple[str, ...] = ("",)
-) -> InitialAttributes:
-    """Return fingerprints of all attributes, or of those of some owners.
-
-    Args:
-        owners: beginnings of their names.
-    """
+def record_initial(trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes:
+    """Return fingerprints of all attributes, and which objects exist."""
     names = holders.HolderNames(trainer, module)
-    initial: InitialAttributes = {(owner, EXISTS): True for owner in names.holders if owner.startswith(owners)}
-    return initial | {place: fingerprint for place, _, fingerprint in _fingerprints(names, owners)}
+    initial: InitialAttributes = {(owner, EXISTS): True for owner in names.holders}
+    return initial | {place: fingerprint for place, _, fingerprint in _fingerprints(names)}
 
 
 def changes(
