@@ -202,7 +202,7 @@ def again_computed(run: Run, old: int, highest: int, intervals: int) -> tuple[in
 def unharmed(run: Run, strategy: str, strike: Strike, *, began: float, num_starts: int) -> Struck:
     """Wait until a run that was not interrupted has a later complete checkpoint, and return the result."""
     known, (_, step), seconds = {path.name for path in run.checkpoints()}, run.steps()[-1], 0.0
-    while {path.name for path in run.checkpoints()} <= known | {f"step-{step:09}"}:
+    while all(path.name in known or int(path.name[5:14]) == step for path in run.checkpoints()):
         if (seconds := time.monotonic() - began) > GOES_ON:
             return Struck(strike.kind, strategy, again=seconds, wrong="no later checkpoint")
         time.sleep(0.05)

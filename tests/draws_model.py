@@ -159,8 +159,12 @@ def callbacks(
     if not moves and drawn["strategy"] in ("single", "ddp"):
         swa = {"swa_lrs": 0.01, "swa_epoch_start": dice.one(1, 0.5), "annealing_epochs": dice.one(1, 2)}
         # Its schedule depends on `max_epochs`: a run that starts with fewer epochs differs even after an extension.
+        has_norm = drawn["model"]["network"].get("norm")  # rejected
         fewer = any("max_epochs" in word for word in drawn["first_words"])
-        known["swa"] = ({"_target_": CALLBACKS + "StochasticWeightAveraging", **swa}, 0.0 if manual or fewer else 0.06)
+        known["swa"] = (
+            {"_target_": CALLBACKS + "StochasticWeightAveraging", **swa},
+            0.0 if manual or fewer or has_norm else 0.06,
+        )
         ema = {"decay": 0.8, "update_every_n_steps": dice.one(1, 2), "update_starting_at_step": dice.one(None, 5)}
         known["ema"] = ({"_target_": CALLBACKS + "EMAWeightAveraging", **ema}, 0.08)
         known["averaging"] = ({"_target_": "my_research.drawn.weight_averaging"}, 0.04)

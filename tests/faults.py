@@ -51,7 +51,7 @@ class Run:
 
     def parts(self) -> list[int]:
         """Return the steps of checkpoints that are being written or were left incomplete."""
-        found = (re.fullmatch(r"step-(\d+)\.part", path.name) for path in self.run_dir.glob("checkpoints/*.part"))
+        found = (re.fullmatch(r"step-(\d+)-\d+\.part", path.name) for path in self.run_dir.glob("checkpoints/*.part"))
         return sorted(int(name[1]) for name in found if name)
 
     def log(self) -> str:

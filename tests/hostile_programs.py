@@ -288,7 +288,7 @@ def restore(project: Path) -> None:
         trainer: Any = SimpleNamespace(datamodule=data, fit_loop=loop, callbacks=[], lr_scheduler_configs=[])
         trainer.optimizers = [torch.optim.SGD(module.parameters(), 0.1)]
         trainer.is_global_zero, trainer.strategy = True, SimpleNamespace(root_device=torch.device("cpu"))
-        attributes.restore_data(trainer, module, changed=forged["attributes"])
+        attributes.restore_silently(trainer, module, changed=forged["attributes"])
         attributes.restore(trainer, module, changed=forged["attributes"])
         trainer_settings.restore(trainer, forged["settings"])
         assert {name: getattr(data, name) for name in given} == given

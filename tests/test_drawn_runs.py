@@ -116,9 +116,9 @@ FOUND = {
         "strategy": "ddp",
         "ranks": 2,
     },
-    "an epoch of statistics, after weights were averaged and gradients cut": {
+    "weights that are averaged, and gradients cut": {
         **changed(
-            {"network": {**NETWORK, "norm": True}},
+            {"network": NETWORK},
             ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"],
             [struck("validation_step", 5)],
         ),

@@ -201,7 +201,7 @@ def _state(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str
                 if kinds[0] != kinds[1]:
                     return f"last.ckpt: {key} is {kinds[0]} instead of {kinds[1]}"
                 return f"last.ckpt: {key} differs by {float((value.double() - other.double()).abs().max())}"
-        elif repr(value) != repr(other):
+        elif _step_of(repr(value)) != _step_of(repr(other)):
             return f"last.ckpt: {key} is {str(other)[:80]} instead of {str(value)[:80]}"
     return ""
 
@@ -214,9 +214,14 @@ def _files(reference: Path, run_dir: Path) -> str:
         return "the verdict is not: finished"
     for link in ("last.ckpt", "best.ckpt"):
         a, b = (path / "checkpoints" / link for path in (run_dir, reference))
-        if a.is_symlink() and (not a.exists() or a.readlink() != b.readlink()):
+        if a.is_symlink() and (not a.exists() or _step_of(str(a.readlink())) != _step_of(str(b.readlink()))):
             return f"{link} leads to {a.readlink()} instead of {b.readlink()}"
     return ""
+
+
+def _step_of(text: str) -> str:
+    """Return names of checkpoints in a text without the attempts that have written them."""
+    return re.sub(r"(step-\d{9})(-\d{3})+", r"\1", text)
 
 
 def _names(run_dir: Path) -> set[str]:
@@ -227,5 +232,7 @@ def _names(run_dir: Path) -> set[str]:
     kept = {name for name in kept if not name.startswith("checkpoints/step-") or f"/{last}/" in name}
     # The number of ranks, and of tensor files per rank, depends on the layout.
     return {
-        re.sub(r"tfevents\..*", "tfevents", name) for name in kept if not re.search(r"\.distcp$|rank-\d+\.pt$", name)
+        re.sub(r"tfevents\..*", "tfevents", _step_of(name))
+        for name in kept
+        if not re.search(r"\.distcp$|rank-\d+\.pt$", name)
     }

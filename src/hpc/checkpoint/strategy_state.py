@@ -42,7 +42,7 @@ class CheckpointMixin:
     """Mixin for a strategy: save without blocking training for longer than a copy takes, and restore.
 
     Attributes:
-        after_train_end: called when the callbacks' and the module's own `on_train_end` are done.
+        after_train_start, after_train_end: called when the callbacks' and the module's own hooks of that name are done.
         references: of values of the environment, which may be secrets, and are saved by name only.
     """
 
@@ -52,6 +52,7 @@ class CheckpointMixin:
     precision_plugin: Any
     global_rank: int
     world_size: int
+    after_train_start: Callable[[], object] = staticmethod(lambda: None)
     after_train_end: Callable[[], object] = staticmethod(lambda: None)
     references: Mapping[str, str] = MappingProxyType({})
     _writer: CheckpointWriter | None = None
@@ -200,7 +201,12 @@ class CheckpointMixin:
     def _is_fitting(self) -> bool:
         return self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
 
-    # The end
+    # The start and the end of training
+
+    def on_train_start(self) -> None:
+        """Called after the callbacks' and the module's own."""
+        super().on_train_start()  # type: ignore[misc]
+        self.after_train_start()
 
     def on_train_end(self) -> None:
         """Called after the callbacks' and the module's own."""

@@ -9,13 +9,14 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from hpc.config.errors import ConfigError
 from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.image_files import SPLITS
-from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, RepeatedBatchSampler, uniform_per_sample
+from hpc.data.sample_order import ARRAYS, SampleOrder
+from hpc.data.sampler import MicroBatches, batch_ranges, uniform_per_sample
 from hpc.data.shared_loaders import data_rank_and_size
 from hpc.launch import placement
 from hpc.run.signals import block_signals_in_worker
@@ -83,15 +84,18 @@ class DataModule(L.LightningDataModule):
         for split in ("val", "test"):  # before training, not after it
             reject_few_samples(split, len(self._indexed_dataset(split)), num_ranks=self._data_rank()["num_ranks"])
         self._note_missing_test_split()
-        overfits = getattr(self.trainer, "overfit_batches", 0) > 0
-        sampler = (RepeatedBatchSampler if overfits else GlobalOrderSampler)(
-            len(dataset),
-            self.global_batch_size,
-            accumulate=self._micro_batches_per_step(),
+        place, accumulate = self._data_rank(), self._micro_batches_per_step()
+        parts = MicroBatches(len(dataset), self.global_batch_size, accumulate=accumulate, **place)
+        order = SampleOrder(
+            RandomSampler(range(len(dataset))),
+            parts,
             seed=self.seed,
-            **self._data_rank(),
+            gives=ARRAYS,
+            repeats_first_epoch=getattr(self.trainer, "overfit_batches", 0) > 0,
+            batch_size=parts.size,
+            **place,
         )
-        return self._make_loader(dataset, sampler)
+        return self._make_loader(dataset, order)
 
     def val_dataloader(self) -> DataLoader:
         return self._eval_loader("val")
@@ -136,7 +140,9 @@ class DataModule(L.LightningDataModule):
     def _eval_loader(self, split: str) -> DataLoader:
         dataset, place = self._indexed_dataset(split), self._data_rank()
         batch_size = max(1, self.global_batch_size // (place["num_ranks"] * self._micro_batches_per_step()))
-        return self._make_loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
+        parts, samples = batch_ranges(len(dataset), batch_size, **place), SequentialSampler(range(len(dataset)))
+        order = SampleOrder(samples, parts, seed=self.seed, gives=ARRAYS, batch_size=batch_size, **place)
+        return self._make_loader(dataset, order)
 
     def _make_loader(self, dataset: IndexedDataset, sampler: Any) -> DataLoader:
         num_workers = self._num_workers()

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hpc.config.errors import ConfigError
 from hpc.data.prefetch import prefetch
 from hpc.data.sample_randomness import fetches_together
-from hpc.data.sampler import ResumableLoader, sample_seeds
+from hpc.data.sampler import sample_seeds
 from hpc.state import randomness
 
 
-class BatchLoader(ResumableLoader):
+class BatchLoader(DataLoader):
     """A loader of whole batches. Without worker processes this process fetches them, without the loader's overhead.
 
     A thread may then fetch and pin batches ahead, so that a GPU does not wait. It is not used on a CPU, where it would

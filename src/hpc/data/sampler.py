@@ -1,102 +1,9 @@
-"""One global order of samples, and random numbers tied to a sample: neither depends on the number of ranks."""
+"""How batches are cut among ranks, and random numbers tied to a sample: neither depends on the number of ranks."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
-
-
-# The samplers of this project are subclasses of DistributedSampler. Otherwise Lightning would shard their batches a
-# second time if trainer.use_distributed_sampler is true.
-# pyright: reportMissingSuperCall=false, reportIncompatibleMethodOverride=false
-class GlobalOrderSampler(DistributedSampler):
-    """The micro-batches of one data-parallel rank as (epoch, indices), in a global order given by (seed, epoch).
-
-    Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` in every layout. It is cut into
-    `accumulate` micro-steps, and each of those into one micro-batch per rank. An incomplete last batch is left out.
-    """
-
-    repeats_first_epoch = False
-
-    def __init__(
-        self, num_samples: int, global_batch_size: int, *, rank: int, num_ranks: int, accumulate: int, seed: int
-    ) -> None:
-        self.num_samples = num_samples
-        self.global_batch_size = global_batch_size
-        self.rank = rank
-        self.num_ranks = num_ranks
-        self.micro_batch_size = global_batch_size // (num_ranks * accumulate)
-        self.seed = seed
-        self.epoch = self.start = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch; Lightning calls this before each epoch."""
-        if epoch != self.epoch:
-            self.epoch, self.start = epoch, 0
-
-    def go_to(self, epoch: int, start: int) -> None:
-        """Let the next pass begin after `start` micro-batches of this epoch; passes after that begin at 0.
-
-        The length stays that of a whole epoch.
-        """
-        self.epoch, self.start = epoch, start
-
-    def __len__(self) -> int:
-        micro_steps = self.global_batch_size // (self.micro_batch_size * self.num_ranks)
-        return self.num_samples // self.global_batch_size * micro_steps
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        generator = torch.Generator().manual_seed(epoch_key(self.seed, 0 if self.repeats_first_epoch else self.epoch))
-        order = torch.randperm(self.num_samples, generator=generator).numpy()
-        stride = self.micro_batch_size * self.num_ranks
-        first, self.start = self.start, 0
-        for step in range(first, len(self)):
-            start = step * stride + self.rank * self.micro_batch_size
-            yield self.epoch, order[start : start + self.micro_batch_size]
-
-
-class RepeatedBatchSampler(GlobalOrderSampler, SequentialSampler):
-    """The same batches in every epoch, for `trainer.overfit_batches`.
-
-    It is a SequentialSampler, as Lightning then replaces any other sampler by one of single indices.
-    """
-
-    repeats_first_epoch = True
-
-
-class ResumableLoader(DataLoader):
-    """A loader over a `GlobalOrderSampler` that can begin in the middle of an epoch.
-
-    Lightning recognizes that by these two methods. The loader does not know how far training has come, as workers fetch
-    ahead: `position.start_at` passes the place.
-    """
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state and isinstance(self.sampler, GlobalOrderSampler):
-            self.sampler.go_to(state["epoch"], state["batches"])
-
-
-class EvalBatchSampler(DistributedSampler, SequentialSampler):
-    """Every sample once over all ranks, in order, in equally many batches on each rank. See `batch_ranges`."""
-
-    def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
-        self.parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Keep the order; Lightning calls this before each evaluation."""
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        for part in self.parts:
-            yield 0, np.arange(part.start, part.stop)
 
 
 def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
@@ -113,6 +20,26 @@ def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int
         size = batch_size * num_ranks if len(parts) < num - 1 else num_samples - first
         parts.append(range(first + size * rank // num_ranks, first + size * (rank + 1) // num_ranks))
     return parts
+
+
+class MicroBatches(Sequence[range]):
+    """The positions of each micro-batch of one rank. An incomplete last global batch is left out.
+
+    Each global batch is cut into `accumulate` micro-steps, and each of those into one micro-batch per rank.
+    """
+
+    def __init__(self, num_samples: int, global_batch_size: int, *, rank: int, num_ranks: int, accumulate: int) -> None:
+        self.num = num_samples // global_batch_size * accumulate
+        self.size, self.rank, self.num_ranks = global_batch_size // (num_ranks * accumulate), rank, num_ranks
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, step: int) -> range:  # type: ignore[override]
+        if not 0 <= step < self.num:
+            raise IndexError(step)
+        first = (step * self.num_ranks + self.rank) * self.size
+        return range(first, first + self.size)
 
 
 def training_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:

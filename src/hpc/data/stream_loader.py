@@ -191,9 +191,11 @@ def _init_worker(init: Any, worker_id: int) -> None:
 
 
 def is_map_style(loader: Any) -> bool:
-    """Return whether a loader fetches its samples by index."""
+    """Return whether a loader fetches its samples by index, in an order that has an end and can be listed."""
     is_own_kind = isinstance(loader, DataLoader) and type(loader).__iter__ in ITERATIONS
-    return is_own_kind and not isinstance(loader.dataset, IterableDataset)
+    if not is_own_kind or isinstance(loader.dataset, IterableDataset):
+        return False
+    return sized_len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler) is not None
 
 
 def stream_of(loader: Any) -> StreamLoader | None:

@@ -11,8 +11,7 @@ from torch.utils.data import Sampler
 
 from hpc.config.errors import ConfigError
 from hpc.data.even_batches import EvenBatches
-from hpc.data.noted_batches import index_sampler
-from hpc.data.sampler import EvalBatchSampler
+from hpc.data.sample_order import ARRAYS, SampleOrder, index_sampler
 from hpc.data.stream_loader import is_map_style
 
 ORDER_FIX = "shuffle=False in predict_dataloader and the batch size as it was, or a new run_dir="
@@ -105,8 +104,8 @@ def sample_indices(loader: Any, number: int) -> list[int] | None:
     """
     sampler = index_sampler(loader)
     batches = sampler.batches if isinstance(sampler, RestOfBatches) else sampler
-    if isinstance(batches, EvalBatchSampler):
-        return list(batches.parts[number])
+    if isinstance(batches, SampleOrder) and batches.gives == ARRAYS:
+        return list(batches.parts[number])  # type: ignore[index]  # in the order of the dataset
     seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)  # Lightning's wrapper has it
     return _indices(seen[number]) if seen else None
 

@@ -47,6 +47,7 @@ class Saver:
         self.has_new_metrics = False
         self.validated_average: dict[str, Tensor] | None = None
         self.is_averaged = False
+        self._num_of_step = 0  # checkpoints of `saved_step` before the last one
         self._saved_time = time.monotonic()
         self._saved_updates = 0  # of averages, when they were last saved
         self._is_saving = False  # else a researcher's own code calls `Trainer.save_checkpoint`
@@ -73,7 +74,10 @@ class Saver:
         """Copy the state and start to write it. A failure is reported, here or by `wait_or_warn`."""
         begin_time = time.time()
         self.wait_or_warn(trainer)
-        final = on_disk.checkpoint_path(self.run.run_dir, step, averaged=is_averaged)
+        self._num_of_step = self._num_of_step + 1 if step == self.saved_step else 0
+        num_before = 0 if is_averaged else self._num_of_step
+        attempt = self.run.number
+        final = on_disk.checkpoint_path(self.run.run_dir, step, attempt, num_before=num_before, averaged=is_averaged)
         if is_best:
             self.best.replace(self.run.validation_metrics, folder=final.name)
         else:

@@ -44,7 +44,7 @@ def newest_step_and_validation_metrics(*folders: Path, monitor: str) -> tuple[in
 
 def newest_checkpoint_step(run_dir: Path) -> int | None:
     """Return the step of the newest checkpoint; None if there is none."""
-    names = (re.fullmatch(r"step-(\d+)(-averaged)?", path.name) for path in run_dir.glob("checkpoints/step-*"))
+    names = (re.fullmatch(r"step-(\d+)(-\d+)*(-averaged)?", path.name) for path in run_dir.glob("checkpoints/step-*"))
     return max((int(name[1]) for name in names if name), default=None)
 
 

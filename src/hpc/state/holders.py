@@ -139,11 +139,6 @@ def is_holder(value: Any) -> bool:
     return is_own_class and (hasattr(value, "__dict__") or bool(slots(value)))
 
 
-def can_be_copied(value: Any) -> bool:
-    """Return whether a deep copy is independent; a copied optimizer would still hold the original's parameters."""
-    return not (has_state_dict(value) or isinstance(value, (L.LightningModule, nn.Parameter, *checksums.BY_IDENTITY)))
-
-
 def _storage_address(tensor: Tensor) -> int:
     try:
         return weights.storage_address(tensor)

@@ -81,11 +81,6 @@ def to_plain_on_host(value: Any, names: NameLookup | None = None) -> Any:
         return NOT_KEPT
 
 
-def tensor_of_form(form: Any) -> Any:
-    """Return the tensor of a tensor's plain form, on the host; all other forms as they are."""
-    return form["parts"][0] if isinstance(form, dict) and form.get(KIND) == ON_DEVICE else form
-
-
 def is_generator(value: Any) -> bool:
     return isinstance(value, GENERATORS)
 

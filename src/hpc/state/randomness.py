@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,3 +71,42 @@ def restore(state: dict[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     version, numbers, python_gauss = state["python"]
     random.setstate((version, tuple(numbers), python_gauss))
+
+
+@contextmanager
+def kept(generators: Sequence[Any]) -> Iterator[None]:
+    """Restore, after the block, the states of generators that somebody has made."""
+    states = [get_state(generator) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            set_state(generator, state)
+
+
+def seed_generators(generators: Sequence[Any], seed: int) -> None:
+    """Seed each of these generators, with numbers below 2**32 that differ."""
+    for number, generator in enumerate(generators):
+        own = (seed + number * 0x9E3779B1) % (1 << 32)
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(own).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(own)
+        else:
+            generator.seed(own)
+
+
+def get_state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Set the result of `get_state`."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

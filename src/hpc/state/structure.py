@@ -1,6 +1,6 @@
 """The structure of a module besides weights and attributes: its layers, by their classes, and hooks, by their names.
 
-A checkpoint holds none of these. Where training has changed them, a resumed run prints what it has otherwise.
+A checkpoint holds none of these. Where training changes them, that is named at the first save.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torchmetrics.wrappers import MetricTracker
 
 from hpc.config.project import HPC
 
-LAYERS, HOOKS = " layers", " hooks"  # in place of an attribute's name, which has no space
+LAYERS, HOOKS = NAMES = " layers", " hooks"  # in place of an attribute's name, which has no space
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", f"{HPC}.")
 HOOK_KINDS = {  # the dicts in which torch keeps hooks of modules and parameters; it has no other way to list them
     "_forward_pre_hooks": "forward pre-hook",
@@ -36,22 +36,6 @@ def layers_and_hooks(owner: nn.Module | nn.Parameter) -> Iterator[tuple[str, dic
         HOOKS,
         {kind: [name for name in all_names if not name.startswith(LIBRARIES)] for kind, all_names in names.items()},
     )
-
-
-def describe_differences(
-    owner_name: str, owner: nn.Module | nn.Parameter, *, name: str, before: dict[str, Any]
-) -> list[str]:
-    """Return in words what this run has otherwise.
-
-    Args:
-        name: LAYERS or HOOKS.
-        before: the result of `layers_and_hooks` under this name.
-    """
-    now, path = dict(layers_and_hooks(owner)).get(name, {}), owner_name.partition(" ")[2]
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    if name == HOOKS:
-        return [f"{kind}s of {path or 'the module'}" for kind in differing]
-    return [f"{path}.{key}".lstrip(".") for key in differing]
 
 
 def _class_name(layer: nn.Module | None) -> str:

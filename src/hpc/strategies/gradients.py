@@ -29,7 +29,6 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: fl
         return norm
     groups = _group_by_mesh(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
-    # There are no gradients in the epoch that StochasticWeightAveraging adds for batch norm.
     norm = torch.stack([_gather(norm) for norm in norms]).norm() if norms else torch.zeros((), device=module.device)
     is_by_value = module.trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
     if clip_val:

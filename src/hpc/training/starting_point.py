@@ -127,7 +127,7 @@ def _release_if_rejected(own_claim: Claim | None) -> Iterator[None]:
 def _list_candidates(run_dir: Path) -> Sequence[Checkpoint]:
     """Return the checkpoints that the run may resume from, newest first. Raises `ConfigError`."""
     _reject_foreign_checkpoints(run_dir)
-    on_disk.restore_replaced_checkpoints(run_dir / "checkpoints")
+    on_disk.reject_copied_links(run_dir / "checkpoints")
     for path in _checkpoint_folders(run_dir):
         if not on_disk.read_manifest(path):
             _warn_of_damage(path, f"{on_disk.MANIFEST} cannot be read")

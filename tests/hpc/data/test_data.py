@@ -274,7 +274,7 @@ def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
     for rank in range(num_ranks):
         data._data_rank = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
         loader = data.train_dataloader()
-        loader.load_state_dict({"epoch": epoch, "batches": start})
+        loader.sampler.go_to(epoch, start)
         for numbers, _, indices in loader:
             numbers_of |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
     return numbers_of

@@ -59,7 +59,7 @@ def test_a_loader_that_fetches_ahead_gives_the_same_batches_also_from_the_middle
     loader.num_ahead = 2
     for start in (0, 5):
         for each in (alone, loader):
-            each.load_state_dict({"epoch": 1, "batches": start})
+            each.sampler.go_to(1, start)
         for expected, batch in zip(alone, loader, strict=True):
             assert all(a.equal(b) for a, b in zip(expected, batch, strict=True))
 

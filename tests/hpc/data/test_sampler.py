@@ -4,17 +4,22 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from hpc.data.sampler import (
-    EvalBatchSampler,
-    GlobalOrderSampler,
-    RepeatedBatchSampler,
-    ResumableLoader,
-    uniform_per_sample,
-)
+from hpc.data.sample_order import ARRAYS, SampleOrder
+from hpc.data.sampler import MicroBatches, batch_ranges, uniform_per_sample
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
+
+
+def training_order(num_samples, global_batch_size, *, rank=0, ranks=1, accumulate=1, seed=1, **options):
+    parts = MicroBatches(num_samples, global_batch_size, rank=rank, num_ranks=ranks, accumulate=accumulate)
+    return SampleOrder(RandomSampler(range(num_samples)), parts, seed=seed, gives=ARRAYS, **options)
+
+
+def evaluation_order(num_samples, batch_size, *, rank, ranks):
+    parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=ranks)
+    return SampleOrder(SequentialSampler(range(num_samples)), parts, seed=1, gives=ARRAYS)
 
 
 def batches(sampler, epoch=0):
@@ -35,7 +40,7 @@ def global_batches_of_one(epoch):
 def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1, start=0):
     """Return the samples of each optimizer step over all ranks and micro-batches, in order of ranks."""
     samplers = [
-        GlobalOrderSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
+        training_order(num_samples, global_batch_size, rank=r, ranks=ranks, accumulate=accumulate, seed=seed)
         for r in range(ranks)
     ]
     for sampler in samplers:
@@ -79,7 +84,7 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_in_every_layout(start, ranks, a
 
 
 def test_the_epoch_after_the_resumed_one_is_whole():
-    sampler = GlobalOrderSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler = training_order(100, 16)
     sampler.go_to(2, 4)
     sampler.set_epoch(2)  # as Lightning calls it at the start
     assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
@@ -89,7 +94,7 @@ def test_the_epoch_after_the_resumed_one_is_whole():
 
 
 def test_with_overfit_batches_each_epoch_repeats_the_first():
-    sampler = RepeatedBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler = training_order(100, 16, repeats_first_epoch=True)
     assert isinstance(sampler, SequentialSampler)  # otherwise Lightning would replace it
     sampler.set_epoch(3)
     assert batches(sampler, 3) == global_batches_of_one(0)
@@ -103,11 +108,11 @@ class Numbers(Dataset):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_workers_that_fetch_ahead_change_nothing(num_workers):
     """Start after the third batch, while the workers still fetch the first epoch."""
-    sampler = GlobalOrderSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler = training_order(100, 16)
     workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
-    loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
+    loader = DataLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
     next(iter(loader))
-    loader.load_state_dict({"epoch": 1, "batches": 3})
+    sampler.go_to(1, 3)
     rest = [(epoch, indices.tolist()) for epoch, indices in loader]
     assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
 
@@ -115,15 +120,15 @@ def test_workers_that_fetch_ahead_change_nothing(num_workers):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("num_samples", [8, 9, 23, 24, 25, 33, 64, 65, 71, 72])
 def test_evaluation_covers_each_sample_once_in_equally_many_batches_without_filling_any(ranks, num_samples):
-    per_rank = [batches(EvalBatchSampler(num_samples, 4, rank=rank, num_ranks=ranks)) for rank in range(ranks)]
-    sampler = EvalBatchSampler(num_samples, 4, rank=0, num_ranks=ranks)
+    per_rank = [batches(evaluation_order(num_samples, 4, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    sampler = evaluation_order(num_samples, 4, rank=0, ranks=ranks)
     assert {len(batches) for batches in per_rank} == {len(sampler)}
     steps = [flat(step) for step in zip(*per_rank, strict=True)]
     assert flat(steps) == list(range(num_samples))  # in order, whatever the layout
     sizes = [{len(batch) for batch in step} for step in zip(*per_rank, strict=True)]
     assert all(size == {4} for size in sizes[:-1])
     assert min(sizes[-1]) >= 1 and max(sizes[-1]) <= 5 and max(sizes[-1]) - min(sizes[-1]) <= 1
-    assert list(EvalBatchSampler(0, 4, rank=0, num_ranks=ranks)) == []
+    assert list(evaluation_order(0, 4, rank=0, ranks=ranks)) == []
 
 
 def test_draws_belong_to_the_sample_and_not_to_its_batch():

@@ -363,14 +363,22 @@ def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
     (node.run_dir / "stalled").write_text("2\n")  # recorded before the run was submitted again
     (node.run_dir / "scratch").mkdir()
     (node.run_dir / "checkpoints").symlink_to("scratch")  # they may lie on another disk
+    names = [
+        "",
+        "step-000000380-001.part",
+        "step-000000380-003",
+        "last.ckpt",
+        "step-000000380-004",
+        "step-000001000-006",
+    ]
     stalled = []
-    for count, checkpoint in enumerate(["", "step-000000380.part", "step-000000380", "last.ckpt", "step-000001000"]):
+    for count, checkpoint in enumerate(names):
         assert start(count, checkpoint) == 0
         stalled.append(int((node.run_dir / "stalled").read_text()))
-    assert stalled == [1, 2, 0, 1, 0]
-    assert [start(count) for count in (5, 6, 7)] == [0, 0, 9]
+    assert stalled == [1, 2, 0, 1, 2, 0]
+    assert [start(count) for count in (6, 7, 8)] == [0, 0, 9]
     assert "3 starts in a row brought no newer checkpoint (exit code 9)" in node.said
-    assert len(node.noted("requeued")) == 7
+    assert len(node.noted("requeued")) == 8
 
 
 def test_parts_of_a_prediction_are_progress(node: Node) -> None:

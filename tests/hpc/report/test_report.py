@@ -229,8 +229,8 @@ def test_the_last_step_is_the_largest(runs: Path) -> None:
     attempt(run_dir)
     scalars(run_dir, "1", s90={"train/loss": 2.0}, s80={"val/loss": 1.0})
     assert only(runs)["step"] == "90"
-    (run_dir / "checkpoints" / "step-000000100").mkdir(parents=True)
-    (run_dir / "checkpoints" / "step-000000120.part").mkdir()
+    (run_dir / "checkpoints" / "step-000000100-002").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-000000120-002.part").mkdir()
     assert only(runs)["step"] == "100"
 
 

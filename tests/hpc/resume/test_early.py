@@ -168,4 +168,4 @@ def test_a_stop_is_obeyed_soon_after_steps_became_slow(start: Callable, tmp_path
     verdict = (run_dir / "verdict").read_text()
     step = int(verdict.split("step ")[1].split()[0])
     assert "why SIGUSR2" in verdict and 82 < step < 105
-    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}"
+    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}-001"

@@ -51,7 +51,7 @@ Classifier.training_step = training_step
 
 
 def checkpoints(run_dir: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*"))
+    return sorted(int(path.name[5:14]) for path in (run_dir / "checkpoints").glob("step-*"))
 
 
 def verdict(run_dir: Path) -> str:

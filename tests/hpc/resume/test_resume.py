@@ -284,7 +284,7 @@ def test_a_write_is_waited_for_as_long_as_it_goes_on(
 ) -> None:
     """Let a rank write for much longer than the step timeout, or claim to write without progress."""
     said = start(tmp_path / "run", 2, FEW, patch=LONG.replace("GROWS", str(grows)), code=codes)
-    assert (tmp_path / "run" / "checkpoints" / "step-000000002").exists() is grows
+    assert (tmp_path / "run" / "checkpoints" / "step-000000002-001").exists() is grows
     assert grows or "waiting for a checkpoint to be written" in said
 
 
