@@ -29,7 +29,9 @@ CAMPAIGNS = {
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python tests/trial", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("campaign", choices=CAMPAIGNS)
     parser.add_argument("--count", type=int, help="how many draws; of chaos, faults")
     parser.add_argument("--seed", type=int, default=1)
