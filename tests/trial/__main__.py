@@ -88,7 +88,8 @@ def many_draws(campaign, asked: argparse.Namespace) -> list[str]:
     wrong = [f"the control is not found: {name}" for name in campaigns.missed(campaign)] if asked.controls else []
     numbers = campaign.numbers(asked.seed, asked.first + asked.count)[asked.first :]
     draws = [(asked.seed, number) for number in (asked.only if asked.only is not None else numbers)]
-    draws += [(campaigns.today(), number) for number in campaign.numbers(campaigns.today(), asked.day)]
+    if asked.day:
+        draws += [(campaigns.today(), number) for number in campaign.numbers(campaigns.today(), asked.day)]
     draws = [draw for draw in draws if not asked.kind or campaign.kind(campaign.draw(*draw)) in asked.kind]
     jobs = asked.jobs or (min(campaign.JOBS, os.cpu_count() or 1))
     done = campaigns.tried(campaign, draws, jobs=jobs, seconds=asked.seconds)

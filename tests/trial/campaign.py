@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from trial.program import die_with_parent
 from trial.project import bake
 
+ALL = "of all kinds"  # what a floor for all draws together is called
 UNLIKELY = 1e-6  # a share of accepted draws that comes about by chance less often than this fails a campaign
 
 
@@ -176,8 +177,9 @@ def accepted_of(campaign: Campaign, done: Sequence[Tried]) -> dict[str, tuple[in
     for one in done:
         by_kind = one.outcome.accepted or {one.kind: (int(one.outcome.result in campaign.ACCEPTED), 1)}
         for kind, (good, total) in by_kind.items():
-            accepted[kind] += good
-            drawn[kind] += total
+            for name in (kind, ALL):
+                accepted[name] += good
+                drawn[name] += total
     return {kind: (accepted[kind], drawn[kind]) for kind in sorted(drawn)}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from trial import program
 from trial import project as projects
-from trial.campaign import Campaign, Control, Outcome
+from trial.campaign import ALL, Campaign, Control, Outcome
 from trial.hostile import job_scripts
 from trial.hostile.case import Case, Ground
 
@@ -57,10 +57,10 @@ class Hostile(Campaign):
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         sys.dont_write_bytecode = True
         projects.warm_project(self.project, self.folder / "cache")
-        from trial.hostile import kinds, programs
+        from trial.hostile import base, kinds
 
         self.kinds = kinds.KINDS
-        programs.prepare(self.folder / "base", self.project, SOUND)
+        base.prepare(self.folder / "base", self.project, SOUND)
         gc.collect()
         gc.freeze()  # without this, garbage collection in a child would copy the pages that it shares with this process
         return self
@@ -75,7 +75,7 @@ class Hostile(Campaign):
 
     @property
     def FLOORS(self) -> dict[str, float]:  # type: ignore[override]
-        return {kind: share for kind, (_, _, share) in self.kinds.items()}
+        return {ALL: 0.2} | {kind: share for kind, (_, _, share) in self.kinds.items()}
 
     def attempt(self, drawn: dict[str, Any], place: Path, *, patch: str = "") -> Outcome:
         shutil.rmtree(place, ignore_errors=True)

@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 
 from hpc.training.parallel import clip_gradients
 from my_research.changed_weights import WAYS
-from my_research.drawn_data import CLASSES, FEATURES
+from my_research.drawn_data import CLASSES, FEATURES, schedule
 from my_research.trace import write
 
 CHANGING = (  # hooks that change targets
@@ -233,18 +233,6 @@ def _changes_targets(hook: str) -> Any:
 
 for _hook in CHANGING:
     setattr(Drawn, _hook, _changes_targets(_hook))
-
-
-def schedule(optimizer: Any, name: str, config: Any = None, **options: Any) -> Any:
-    """Return a scheduler by its name, composed of others if there are `parts`."""
-    del config
-    if "parts" in options:
-        options["schedulers"] = [schedule(optimizer, **part) for part in options.pop("parts")]
-        if name == "ChainedScheduler":
-            return lr_scheduler.ChainedScheduler(**options)
-    if name == "LambdaLR":
-        return lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-    return getattr(lr_scheduler, name)(optimizer, **options)
 
 
 def lambda_callback() -> L.Callback:

@@ -1,10 +1,11 @@
-"""Tiny data, for drawn.py: src/my_research/drawn_data.py of a baked project."""
+"""Tiny data and schedules, for drawn.py: src/my_research/drawn_data.py of a baked project."""
 
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hpc.data.data_module import DataModule
@@ -77,3 +78,15 @@ class Stock(L.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         return self.loader("test")
+
+
+def schedule(optimizer: Any, name: str, config: Any = None, **options: Any) -> Any:
+    """Return a scheduler by its name, composed of others if there are `parts`."""
+    del config
+    if "parts" in options:
+        options["schedulers"] = [schedule(optimizer, **part) for part in options.pop("parts")]
+        if name == "ChainedScheduler":
+            return lr_scheduler.ChainedScheduler(**options)
+    if name == "LambdaLR":
+        return lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    return getattr(lr_scheduler, name)(optimizer, **options)

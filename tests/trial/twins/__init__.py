@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trial.campaign import Campaign, Control, Outcome
+from trial.campaign import ALL, Campaign, Control, Outcome
 from trial.project import TESTS, put, warm
 from trial.twins.draws import draw
 from trial.twins.pair import pair
@@ -29,7 +29,7 @@ class Twins(Campaign):
     name, unit = "twins", "twin"
     GOOD, ACCEPTED = ("same", "rejected"), ("same",)
     JOBS = 2
-    FLOORS: ClassVar = {"single": 0.6, "ddp": 0.5, "fsdp": 0.4, "deepspeed": 0.3}
+    FLOORS: ClassVar = {ALL: 0.6, "single": 0.6, "ddp": 0.5, "fsdp": 0.4, "deepspeed": 0.3}
 
     def __init__(self, folder: Path, project: Path | None = None) -> None:
         super().__init__(folder, project)
