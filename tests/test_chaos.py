@@ -1,4 +1,4 @@
-"""A short fault run: three faults, one after another. `make soak` injects every kind, into every strategy."""
+"""Short fault runs: three faults each, one after another. `make chaos` injects every kind, into every strategy."""
 
 import json
 
@@ -7,17 +7,21 @@ import pytest
 import slurm_nodes
 from faults import KINDS
 from slurm_project import Desk
+from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
-FAULTS, SEED = 3, 509  # a full disk, kill -9 during a save, kill -9 of a rank
+FAULTS = 3
+# 509: a full disk, kill -9 during a save, kill -9 of a rank
+DRAWS = {509: ["ddp"], 2: list(chaos.LAYOUTS)}
 
 
-def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_path):
+@pytest.mark.parametrize("seed", soak_all_but(DRAWS, 509))
+def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(seed, bake, tmp_path):
     if reason := slurm_nodes.missing():
         pytest.skip(reason)
     with chaos.ground(tmp_path, lambda: bake(cluster="local")) as (desk, disk):
-        struck, wrong = chaos.campaign(desk, disk, chaos.plan(FAULTS, SEED, strategies=["ddp"]), seed=SEED)
+        struck, wrong = chaos.campaign(desk, disk, chaos.plan(FAULTS, seed, strategies=DRAWS[seed]), seed=seed)
     assert not wrong, "\n".join(wrong)
     assert len({one.kind for one in struck}) == len(struck) == FAULTS
 
