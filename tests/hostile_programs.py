@@ -30,7 +30,6 @@ LIBRARIES = [
     "torchmetrics",
     "cookiecutter.main",
     "tqdm",
-    "sklearn.datasets",
 ]
 MODULES = [
     "config.build",

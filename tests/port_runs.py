@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import extra_packages
 import yaml
 from slurm_project import Desk, wait_for
 
@@ -80,6 +81,7 @@ class Ports:
             text = yaml.safe_dump({"defaults": ["default"], name: node})
             (self.project / "configs" / "callbacks" / f"{name}.yaml").write_text(text)
         self.environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+        self.environ |= extra_packages.ENVIRON
         self.ranks: Any = None
 
     def words(self, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A short fault run: three faults, one after another. `make soak` injects every kind, into every strategy."""
+"""Short fault runs: three faults each, one after another. `make chaos` injects every kind, into every strategy."""
 
 import json
 
@@ -7,17 +7,21 @@ import pytest
 import slurm_nodes
 from faults import KINDS
 from slurm_project import Desk
+from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
-FAULTS, SEED = 3, 509  # a full disk, kill -9 during a save, kill -9 of a rank
+FAULTS = 3
+# 509: a full disk, kill -9 during a save, kill -9 of a rank
+DRAWS = {509: ["ddp"], 2: list(chaos.LAYOUTS)}
 
 
-def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_path):
+@pytest.mark.parametrize("seed", soak_all_but(DRAWS, 509))
+def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(seed, bake, tmp_path):
     if reason := slurm_nodes.missing():
         pytest.skip(reason)
     with chaos.ground(tmp_path, lambda: bake(cluster="local")) as (desk, disk):
-        struck, wrong = chaos.campaign(desk, disk, chaos.plan(FAULTS, SEED, strategies=["ddp"]), seed=SEED)
+        struck, wrong = chaos.campaign(desk, disk, chaos.plan(FAULTS, seed, strategies=DRAWS[seed]), seed=seed)
     assert not wrong, "\n".join(wrong)
     assert len({one.kind for one in struck}) == len(struck) == FAULTS
 
@@ -26,10 +30,10 @@ def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_pat
 def test_a_run_outlives_its_time_limit(slurm, bake):
     """Check that a run longer than its wall time saves, is requeued and finishes. Then resume it on fewer nodes."""
     desk = Desk(slurm, chaos.prepared(bake(cluster="local")))
-    words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:01:00", "trainer.max_steps=40"]
+    words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:02:00", "trainer.max_steps=40"]
     job, run_dir = desk.submit(*words, "checkpoint.every_n_steps=null")
-    (run_dir / "pace").write_text("1")
-    record = slurm.wait(job, 240)
+    (run_dir / "pace").write_text("3")  # seconds: forty steps take the whole limit, and some fit after any start
+    record = slurm.wait(job, 600)
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert record["JobState"] == "COMPLETED", record
     ends = [(event["outcome"], event["why"]) for event in events if event["event"] == "end"]
@@ -42,7 +46,7 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
     (run_dir / "pace").write_text("0")
     # With a limit that is no end for twenty quick steps, however slowly two nodes start.
     job, _ = desk.submit(f"resume={run_dir}", "trainer.num_nodes=2", "trainer.max_steps=60", "cluster.time=0:10:00")
-    assert slurm.wait(job, 120)["JobState"] == "COMPLETED"
+    assert slurm.wait(job, 300)["JobState"] == "COMPLETED"
     events = map(json.loads, (run_dir / "attempts.jsonl").read_text().splitlines())
     last = [event for event in events if event["event"] == "start"][-1]
     assert (last["from_step"], last["world_size"], len(last["hosts"])) == (40, 2, 2)

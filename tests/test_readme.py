@@ -13,7 +13,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from unittest.mock import patch
 
+import extra_packages
 import pytest
 from conftest import REPO, environment
 
@@ -139,6 +141,7 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+@patch.dict(os.environ, extra_packages.ENVIRON)
 def finetuned(desk: Desk, command: str) -> None:
     """Fine-tune a small model for two steps, or export it. Model and run are made once for all commands."""
     mine, shared = desk.folder / "mine", desk.brief_run.parent
