@@ -1,4 +1,4 @@
-"""Packages that few tests need: transformers and peft, in a folder of their own beside the tests' environment.
+"""Packages that few tests need: transformers, which needs regex, and peft, in a folder of their own beside the tests' environment.
 
 torchmetrics, which Lightning imports, imports transformers where it finds it. That takes a quarter of the time in which
 a process starts, and a project's environment does not have it either.
