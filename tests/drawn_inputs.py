@@ -246,7 +246,7 @@ def forked(case: Any, ground: Any, project: Path, patch: str, number: int) -> in
         os.chdir(ground.open)
         import hostile_programs
 
-        exec(patch, {"number": number, "folder": ground.folder})
+        exec(patch, {"__name__": "patch", "number": number, "folder": ground.folder})
         hostile_programs.enter(case, project)
         code = 0
     except SystemExit as ended:

@@ -5,7 +5,7 @@ placement        rank, world size and job of this process, read from what its la
 node_checks      checks that the launch, the nodes and the config agree, before the process group starts
 meeting          a key-value store that all ranks reach, an exchange of JSON values through it, their addresses
 object_gather    an object of each rank, given to all
-collectives, bandwidth, measured_links, nccl_log
+collectives, bandwidth, nccl_log
                  timings of collectives, bandwidths from them, a file that keeps them, and which networks NCCL uses
 
 Needs the rooms config and system. Only meeting, object_gather and collectives import torch, when they are used.

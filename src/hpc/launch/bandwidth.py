@@ -5,13 +5,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc.config.sections import ClusterConfig
-from hpc.launch.measured_links import Link
 
 # Bytes that a rank's link carries for each byte of a message, times (n - 1) / n for n ranks: "bus bandwidth" of
 # nccl-tests, doc/PERFORMANCE.md (github.com/NVIDIA/nccl-tests). For any n it compares with the hardware's bandwidth.
 BUS_FACTORS = {"all_reduce": 2, "all_gather": 1}
 SCOPES = {"within": "inside a node", "across": "across nodes"}
 SLOW_FACTOR = 1.3  # a node that takes longer than so many times the median of all nodes is slow
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link as all-reduce sees it, with all GPUs of the nodes busy at once."""
+
+    gbs: float  # bus bandwidth per GPU at the largest message, GB/s in one direction
+    latency: float  # seconds of a call with the smallest message
+    ranks: int  # in one call
+    nodes: list[str]
+    date: str
+
+
+@dataclass(frozen=True)
+class MeasuredLinks:
+    """The links of one cluster; None: not measured."""
+
+    within: Link | None  # between the GPUs of a node
+    across: Link | None  # between nodes
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def build_loggers(
             rule = "must be named nodes, each with a _target_, or one such node, or a list of them"
             raise ConfigError("logger", node, rule, "see configs/logger/tensorboard.yaml")
     purge_step = checkpoint.details.get("stepped", checkpoint.step) + 1 if checkpoint else 0
-    folders = [cfg.run_path / folder for start in starts for folder in start.get("log_dirs", [])]
+    folders = [Path(str(cfg.run_dir), folder) for start in starts for folder in start.get("log_dirs", [])]
     ids = {name: id for start in starts for name, id in start.get("logger_ids", {}).items() if isinstance(id, str)}
     for variable, value in SENDS_NOTHING.items():
         os.environ.setdefault(variable, value)
@@ -79,7 +79,7 @@ def build_loggers(
         loggers[name] = _build_logger(
             node, id=ids.get(name), folders=folders, purge_step=purge_step, writer=writer, is_writing=is_writing
         )
-        _require_within(loggers[name], cfg.run_path)
+        _require_within(loggers[name], Path(str(cfg.run_dir)))
     return loggers
 
 

@@ -16,8 +16,7 @@ from hpc.config import compose, layout
 from hpc.config.parse import parse
 from hpc.config.sections import Config
 from hpc.launch import bandwidth, nccl_log, node_checks, placement
-from hpc.launch.bandwidth import CollectiveTiming
-from hpc.launch.measured_links import MeasuredLinks
+from hpc.launch.bandwidth import CollectiveTiming, MeasuredLinks
 from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
 from hpc.studies.network_check_command import reject_single_rank
 from hpc.system import files

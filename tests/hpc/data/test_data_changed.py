@@ -227,7 +227,7 @@ def test_a_changed_learning_rate_takes_effect(
     assert f"{LR}: 0.003 -> 0.03" in output
     start(tmp_path / "run", ranks, [])
     start(tmp_path / "other", ranks, [*words, f"{LR}=0.03"])
-    first, rates = scalars(tmp_path / "other", "lr"), scalars(tmp_path / "run", "lr")
+    first, rates = scalars(tmp_path / "other", "step/lr"), scalars(tmp_path / "run", "step/lr")
     assert rates == pytest.approx([lr / 10 if step < 5 else lr for step, lr in enumerate(first)], rel=1e-6)
 
 

@@ -1,16 +1,13 @@
 """Check bandwidths, NCCL's log lines, warnings about slow links, and the file that the plan reads."""
 
-import json
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc.config import compose, project, section_parser, sections
-from hpc.launch import bandwidth, measured_links, nccl_log
-from hpc.launch.bandwidth import CollectiveTiming
-from hpc.launch.measured_links import Link, MeasuredLinks
+from hpc.config import compose, section_parser, sections
+from hpc.launch import bandwidth, nccl_log
+from hpc.launch.bandwidth import CollectiveTiming, Link
 
 # Log lines of several NCCL versions, with host names and addresses replaced.
 SOCKETS = """\
@@ -148,42 +145,6 @@ def test_the_nominal_figures_are_those_of_a_gpu_and_of_a_node() -> None:
     assert "cluster.network_gbs is null" in unknown[1] and "%" not in unknown[1]
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / project.project_name() / "network"
-
-
-def test_what_is_kept_is_what_the_plan_reads(cache: Path) -> None:
-    assert measured_links.load("c") is None
-    across = Link(23.5, 4e-5, 4, ["n1", "n2"], "2026-01-31")
-    assert measured_links.save("c", "nccl", links=MeasuredLinks(None, across)) == cache / "c.json"
-    assert measured_links.load("c") == MeasuredLinks(None, across)
-    within = bandwidth.link_from_timings(points("within", 4, 2.5e-5, 1e-2), "within", nodes=["n1"], date="2026-02-01")
-    assert within and within.gbs == pytest.approx(1.5 * 1048576 / 1e-2 / 1e9) and within.latency == 2.5e-5
-    measured_links.save("c", "nccl", links=MeasuredLinks(within, None))
-    assert measured_links.load("c") == MeasuredLinks(within, across), "of one node nothing is known of the others"
-    measured_links.save("c", "gloo", links=MeasuredLinks(Link(1.0, 1e-3, 2, ["n1"], ""), None))
-    assert measured_links.load("c") == MeasuredLinks(within, across), "what CPUs do over TCP is not what GPUs do"
-    assert measured_links.load("other") is None
-
-
-LINK = {"gbs": 1.0, "latency": 1e-5, "ranks": 2, "nodes": ["n1"], "date": ""}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{", "[]", "null", "1", '{"nccl": 3}', '{"nccl": {}}', '{"nccl": {"within": 1}}', "\udcff",
-        *(json.dumps({"nccl": {"within": LINK | bad}}) for bad in [
-            {"gbs": 0}, {"gbs": "x"}, {"gbs": float("nan")}, {"latency": -1}, {"ranks": None}, {"nodes": 3},
-        ]),
-    ],
-)  # fmt: skip
-def test_a_damaged_file_is_no_measurement_and_is_replaced(text: str, cache: Path) -> None:
-    cache.mkdir(parents=True)
-    (cache / "c.json").write_bytes(text.encode(errors="surrogateescape"))
-    assert measured_links.load("c") is None
-    good = MeasuredLinks(Link(2.0, 1e-5, 2, ["n1"], ""), None)
-    measured_links.save("c", "nccl", links=good)
-    assert measured_links.load("c") == good
+def test_a_link_has_the_latency_of_the_smallest_message_and_the_bandwidth_of_the_largest() -> None:
+    link = bandwidth.link_from_timings(points("within", 4, 2.5e-5, 1e-2), "within", nodes=["n1"], date="2026-02-01")
+    assert link and link.gbs == pytest.approx(1.5 * 1048576 / 1e-2 / 1e9) and link.latency == 2.5e-5
