@@ -159,8 +159,6 @@ def test_training_does_not_depend_on_when_buffers_are_saved(strategy: str, start
     start(tmp_path / "reference", 2, words, patch=CENTRE)
     start(tmp_path / "run", 2, [*words, "checkpoint.every_n_steps=3"], 5, patch=CENTRE)
     start(tmp_path / "run", 2, [], patch=CENTRE)
-    files = [path for path in (tmp_path / "run").rglob("*") if not path.is_symlink()]
-    assert [path for path in files if path.stat().st_mode & 0o077] == [], "of one rank, others could read them"
     expected = scalars(tmp_path / "reference", "step/loss")
     assert scalars(tmp_path / "run", "step/loss") == expected and len(expected) == 7
 
