@@ -48,32 +48,33 @@ test: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "not soak"
 
-# A few draws of each campaign, of which tests make those of twins, neighbours and hostile input; those below have more.
+# A few draws of each campaign, some of the seed of the day, which no day had before; those below have more. Tests make
+# those of twins, neighbours and hostile input.
 soak: system env
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "soak and not long"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "soak and not long"
-	.venv/bin/python tests/chaos.py --faults 3 --seed 2
+	.venv/bin/python tests/trial chaos --count 3 --seed 2 --day 1
 
 long: system env
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m long
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m long
 
 chaos: system env
-	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
+	.venv/bin/python tests/trial chaos --count $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 twins: system env
-	.venv/bin/python tests/drawn_runs.py --count $(COUNT) --seed $(SEED)
+	.venv/bin/python tests/trial twins --count $(COUNT) --seed $(SEED)
 
 neighbours: system env
-	.venv/bin/python tests/drawn_neighbours.py --rounds $(ROUNDS) --seed $(SEED)
+	.venv/bin/python tests/trial neighbours --count $(ROUNDS) --seed $(SEED)
 
 hostile: system env
-	.venv/bin/python tests/drawn_inputs.py --count $(COUNT) --seed $(SEED)
+	.venv/bin/python tests/trial hostile --count $(COUNT) --seed $(SEED)
 
 ports: system env
 	rm -rf build/ports
 	$(BAKE) build/ports >/dev/null
-	.venv/bin/python tests/port_table.py build/ports/$(PROJECT) --runs build/ports/runs $(if $(OUT),--out $(OUT))
+	.venv/bin/python tests/trial ports --project build/ports/$(PROJECT) $(if $(OUT),--out $(OUT))
 
 bench: system env
 	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \

@@ -57,6 +57,7 @@ def test_texts_are_as_recorded(name: str) -> None:
     path = RECORDED / f"{name}.pbs"
     if os.environ.get("RECORD"):
         path.write_text(said, encoding="utf-8")
+        pytest.fail(f"{path.name} is recorded: look at the difference, and test again without RECORD")
     assert said == path.read_text(encoding="utf-8"), "if this is meant: RECORD=1 pytest tests/hpc/jobs -k recorded"
 
 
@@ -370,7 +371,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

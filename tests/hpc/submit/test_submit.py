@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -770,8 +771,12 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
 
 
 def test_the_job_is_a_plain_value() -> None:
-    cfg = parse.parse(compose.compose_overrides(["cluster=slurm", "trainer=ddp"]))
-    assert job.job_from_config(cfg) == job.job_from_config(cfg)
+    words = ["cluster=slurm", "trainer=ddp"]
+    first, again, other = (
+        job.job_from_config(parse.parse(compose.compose_overrides([*words, *more])))
+        for more in ([], [], ["trainer.num_nodes=2"])
+    )
+    assert first == again and first != other and pickle.loads(pickle.dumps(first)) == first
 
 
 @pytest.mark.parametrize("then", ["without it", "another one"])
