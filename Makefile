@@ -48,12 +48,10 @@ test: system env lint
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "not soak"
 
-# A few draws of each campaign, some of the seed of the day, which no day had before; those below have more. Tests make
-# those of twins, neighbours and hostile input.
+# A few draws of each campaign, as tests; those below have more.
 soak: system env
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "soak and not long"
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "soak and not long"
-	.venv/bin/python tests/trial chaos --count 3 --seed 2 --day 1
 
 long: system env
 	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m long
@@ -103,8 +101,10 @@ clean:
 # The environment of a baked project, made by that project's env.sh, and cookiecutter. Quick when it is there.
 env: python
 	@[ -x .venv/bin/python ] || $(PYTHON) -m venv .venv
-	@[ .venv/.tests -nt tests/requirements.txt ] || { .venv/bin/python -m pip install --quiet \
-	    --disable-pip-version-check -c '$(CONSTRAINTS)' -r tests/requirements.txt && touch .venv/.tests; }
+	@install=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)"; \
+	[ .venv/.tests -nt tests/requirements.txt ] || { $$install -r tests/requirements.txt && \
+	    $$install --no-deps --upgrade --target .venv/extra peft transformers && \
+	    cp tests/extra_packages.pth .venv/lib/python3*/site-packages/ && touch .venv/.tests; }
 	@rm -rf build/env && $(BAKE) build/env >/dev/null
 	@export VENV="$$PWD/.venv" && source build/env/$(PROJECT)/env.sh
 

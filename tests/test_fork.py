@@ -40,39 +40,39 @@ class MLP(nn.Module):
 defaults: [base]
 network:
   _target_: my_research.models.mlp.MLP
-  inputs: 30
+  inputs: 64
   width: 32
   depth: 2
   num_classes: ${data.num_classes}
 """,
-    "src/my_research/data/cancer.py": '''
-"""Scikit-learn's breast cancer data: 569 samples of 30 numbers, benign or malignant."""
+    "src/my_research/data/parity.py": '''
+"""Handwritten digits as 1797 samples of 64 numbers, even or odd."""
 
 from typing import Any
 
 import torch
-from sklearn.datasets import load_breast_cancer
 from torch.utils.data import Dataset, TensorDataset
 
 from hpc.data.data_module import DataModule
+from my_research.data.digits import read_digits
 
 
-class Cancer(DataModule):
-    """Inputs float32 (30,), each of zero mean and unit variance; two classes."""
+class Parity(DataModule):
+    """Inputs float32 (64,) of zero mean; two classes."""
 
     def __init__(self, num_classes: int = 2, **loading: Any) -> None:
         super().__init__(**loading)
         self.num_classes = num_classes
 
     def dataset(self, split: str) -> Dataset:
-        numbers, classes = (torch.as_tensor(column) for column in load_breast_cancer(return_X_y=True))
-        inputs = ((numbers - numbers.mean(0)) / numbers.std(0)).float()
+        pixels, digits = (torch.as_tensor(column) for column in read_digits())
+        inputs, classes = ((pixels - pixels.mean(0)) / 16).float(), digits % 2
         fifths = {"train": (0, 1, 2), "val": (3,), "test": (4,)}[split]
         chosen = [i for i in range(len(inputs)) if i % 5 in fifths]
         return TensorDataset(inputs[chosen], classes[chosen])
 ''',
-    "configs/data/cancer.yaml": """
-_target_: my_research.data.cancer.Cancer
+    "configs/data/parity.yaml": """
+_target_: my_research.data.parity.Parity
 num_classes: 2
 global_batch_size: 32
 seed: ${seed}
@@ -85,25 +85,25 @@ max_nodes: 8
 gpus_per_node: 2
 request: "--gres=gpu:{gpus}"
 """,
-    "configs/experiment/tumours.yaml": """
+    "configs/experiment/parity.yaml": """
 # @package _global_
 defaults:
-  - override /data: cancer
+  - override /data: parity
   - override /model: mlp
-name: tumours
+name: parity
 trainer:
   max_epochs: 10
 """,
 }
 TESTED = [
     "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[cluster=mine]",
-    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[data=cancer]",
-    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[experiment=tumours]",
+    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[data=parity]",
+    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[experiment=parity]",
     "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[model=mlp]",
-    "test_data.py::test_no_sample_is_in_two_splits[cancer]",
-    "test_learning.py::test_one_batch_is_learned_by_heart[experiment=tumours]",
+    "test_data.py::test_no_sample_is_in_two_splits[parity]",
+    "test_learning.py::test_one_batch_is_learned_by_heart[experiment=parity]",
     "test_models.py::test_each_sample_has_an_output_and_each_parameter_a_gradient[mlp]",
-    "test_training.py::test_two_processes_learn_what_one_does[experiment=tumours-fsdp]",
+    "test_training.py::test_two_processes_learn_what_one_does[experiment=parity-fsdp]",
 ]
 
 pytestmark = pytest.mark.slow
@@ -125,7 +125,7 @@ def test_the_tests_of_a_fork_pass_and_test_what_was_added(which, bake, tmp_path,
     project: Path = bake(folder, **AWKWARD)
     add_files(project, AWKWARD["package_name"])
     with capfd.disabled():
-        lines = run_tests(project, "-rap", *(["-k", "mine or cancer or tumours or mlp"] if which == "added" else []))
+        lines = run_tests(project, "-rap", *(["-k", "mine or parity or mlp"] if which == "added" else []))
     assert not [path for path in folder.rglob("*") if path.name == "canary"]
     passed = {line.removeprefix("PASSED tests/") for line in lines}
     assert [test for test in TESTED if test not in passed] == []
@@ -136,7 +136,7 @@ def test_a_fork_adds_files_only(bake, run, tmp_path):
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
     add_files(project)
 
-    choices = "model=mlp data=cancer cluster=mine trainer=fsdp name=fork"
+    choices = "model=mlp data=parity cluster=mine trainer=fsdp name=fork"
     trained = run(f"python train.py {choices} trainer.accelerator=cpu trainer.precision=32-true", project)
     assert trained.returncode == 0, trained.stdout
     name, accuracy = trained.stdout.strip().splitlines()[-1].split()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import extra_packages
 import pytest
 from conftest import REPO
 from slurm_nodes import Slurm
@@ -45,7 +46,9 @@ def ports(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def desk(slurm: Slurm, ports: Brought) -> Desk:
-    return Desk(slurm, made_for_tests(ports.project))
+    brought = Desk(slurm, made_for_tests(ports.project))
+    brought.env |= extra_packages.ENVIRON
+    return brought
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES)

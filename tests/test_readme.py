@@ -14,7 +14,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
+import extra_packages
 import pytest
 from conftest import REPO, environment
 
@@ -157,6 +159,7 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+@patch.dict(os.environ, extra_packages.ENVIRON)
 def finetuned(desk: Desk, command: str) -> None:
     """Fine-tune a small model for two steps, or export it. Model and run are made once for all commands."""
     mine, shared = desk.folder / "mine", desk.brief_run.parent

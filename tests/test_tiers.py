@@ -1,11 +1,29 @@
 """Check that the tests which `make long` takes from `make soak` are there: a stale name would go unnoticed."""
 
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+
 import pytest
 from conftest import REPO
 from tiers import LONG
 
 
-@pytest.mark.parametrize("pattern", LONG)
-def test_what_is_long_is_there(pattern):
-    file, _, name = pattern.partition("::")
-    assert f"\ndef {name.partition('[')[0].rstrip('*')}(" in (REPO / "tests" / file).read_text()
+@pytest.fixture(scope="module")
+def collected():
+    """Return the names of the cases that `make long` collects, {test: [case, ...]}; of a test without cases, [""]."""
+    command = [sys.executable, "-m", "pytest", "-m", "long", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    cases = {}
+    for folder in (["tests/hpc"], ["--ignore", "tests/hpc"]):
+        lines = subprocess.run([*command, *folder], cwd=REPO, capture_output=True, text=True).stdout.splitlines()
+        for line in (line for line in lines if "::" in line):
+            test, _, case = line.removeprefix("tests/").removesuffix("]").partition("[")
+            cases.setdefault(test, []).append(case)
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", LONG)
+def test_what_is_long_is_there(test, collected):
+    for pattern in LONG[test] or ["*"]:
+        assert [case for case in collected[test] if fnmatchcase(case, pattern)], pattern

@@ -13,6 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import extra_packages
+
+extra_packages.use()
 REPO = Path(__file__).resolve().parents[2]
 VARIABLE = "HPC_PROJECT"  # as hpc reads it
 MAKER = "HPC_TESTS_FORK_MAKER"  # the worker of pytest whose fork VARIABLE names

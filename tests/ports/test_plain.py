@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import extra_packages
 import hydra
 import lightning as L
 import pytest
@@ -64,6 +65,7 @@ def elsewhere():
 
 def train(port, folder):
     """Write the data of `port` under `folder`, and train and test its module."""
+    extra_packages.use()
     sys.path.insert(0, str(PORTS / port))
     if (PORTS / port / "make_data.py").exists():
         write_data(port, folder)
@@ -95,6 +97,7 @@ def train(port, folder):
 
 def num_pretrained_layers(folder):
     """Return the number of layers that the port's module has when it starts from a folder with weights."""
+    extra_packages.use()
     sys.path.insert(0, str(PORTS / "gpt2"))
     write_data("gpt2", folder)
     config = load_config("gpt2", "model")

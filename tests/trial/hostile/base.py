@@ -23,7 +23,6 @@ LIBRARIES = [
     "torchmetrics",
     "cookiecutter.main",
     "tqdm",
-    "sklearn.datasets",
 ]
 MODULES = [
     "config.build",

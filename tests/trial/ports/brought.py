@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import extra_packages
 import yaml
 from slurm_project import Desk, wait_for
 
@@ -80,7 +81,8 @@ class Brought:
             node = node | {"_target_": f"lightning.pytorch.callbacks.{node['_target_']}"}
             text = yaml.safe_dump({"defaults": ["default"], name: node})
             (self.project / "configs" / "callbacks" / f"{name}.yaml").write_text(text)
-        self.environ: dict[str, str] = {}  # beside `FIXED`
+        self.environ = dict(extra_packages.ENVIRON)  # beside `FIXED`
+        sys.path.append(str(extra_packages.FOLDER))  # for what is forked from here
         warm()
 
     @property

@@ -1,8 +1,11 @@
-"""Handwritten digits: 1797 images of 8x8 pixels that come with scikit-learn."""
+"""Handwritten digits: 1797 images of 8x8 pixels, in the file beside this one.
+
+They are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI Machine Learning
+Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), as scikit-learn's `load_digits` gives them.
+"""
 
 import math
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +59,9 @@ class Digits(DataModule):
 
 @cache
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read scikit-learn's file, without importing its 300 modules.
-
-    Returns:
-        Pixels (1797, 64) from 0 to 16, and digits (1797,).
-
-    Raises:
-        ConfigError: the file does not exist.
-    """
-    package = find_spec("sklearn")
-    file = Path(str(package.origin)).parent / "datasets/data/digits.csv.gz" if package else None
-    if not (file and file.is_file()):
-        where = f"its file {file} does not exist" if file else "it is not installed"
-        rule = f"The digits come with the package scikit-learn, and {where}"
-        raise ConfigError("data=digits", None, rule=rule, fix="pip install scikit-learn -c constraints.txt")
-    rows = np.loadtxt(file, delimiter=",")
-    return rows[:, :-1], rows[:, -1].astype(int)
+    """Return pixels (1797, 64) from 0 to 16, and digits (1797,)."""
+    with np.load(Path(__file__).with_name("digits.npz")) as arrays:
+        return arrays["pixels"].astype(float), arrays["digits"].astype(int)
 
 
 def split_indices(split: str, digits: np.ndarray) -> np.ndarray:
