@@ -15,9 +15,9 @@ from hpc.config.errors import ConfigError
 from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.image_files import SPLITS
+from hpc.data.rank_steps import DataRank, data_rank_and_size
 from hpc.data.sample_order import ARRAYS, SampleOrder
 from hpc.data.sampler import MicroBatches, batch_ranges, uniform_per_sample
-from hpc.data.shared_loaders import data_rank_and_size
 from hpc.launch import placement
 from hpc.run.signals import block_signals_in_worker
 
@@ -176,7 +176,7 @@ class DataModule(L.LightningDataModule):
             return 1  # beside a schedule, Lightning requires accumulate_grad_batches=1
         return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
 
-    def _data_rank(self) -> dict[str, int]:
+    def _data_rank(self) -> DataRank:
         """Return this process's rank among those that get different samples (tensor-parallel ranks share theirs)."""
         return data_rank_and_size(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
 

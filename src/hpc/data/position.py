@@ -156,8 +156,9 @@ def describe_batch_size(trainer: L.Trainer, *, configured: int | None) -> str:
 def _batch_size(loader: Any) -> int | None:
     """Return the samples of a batch of this rank; None if the loader does not say."""
     order = order_of(loader)
-    is_own = order is not None and order.gives == ARRAYS
-    return order.batch_size if is_own else getattr(loader, "batch_size", None)
+    if order is not None and order.gives == ARRAYS:
+        return order.batch_size
+    return getattr(loader, "batch_size", None)
 
 
 def validation_samples(trainer: L.Trainer) -> list[int] | None:

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor
 from torchmetrics import Metric
@@ -13,8 +13,15 @@ from hpc.state import randomness
 from hpc.state.batch_effects import OF_ALL, BatchEffects, has_transfer_hooks
 
 
-def data_rank_and_size(strategy: Any) -> dict[str, Any]:
-    """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
+class DataRank(TypedDict):
+    """A process among those that get different samples. Ranks of a tensor-parallel group are one."""
+
+    rank: int
+    num_ranks: int
+
+
+def data_rank_and_size(strategy: Any) -> DataRank:
+    """Return which of them this process is."""
     kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
 

@@ -105,7 +105,7 @@ class BatchEffects:
 
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
-        self._effects = {
+        self._effects: dict[tuple[str, ...], AttributeEffects] = {
             owners: AttributeEffects(trainer, owners=owners, max_entries=1000) for owners in (OF_DATA, OF_ALL)
         }
         self._num_watched: dict[tuple[str, ...], tuple[int, int]] = {}  # the epoch, and batches in it
