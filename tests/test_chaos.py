@@ -32,10 +32,10 @@ def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(seed, bake, t
 def test_a_run_outlives_its_time_limit(slurm, bake):
     """Check that a run longer than its wall time saves, is requeued and finishes. Then resume it on fewer nodes."""
     desk = Desk(slurm, chaos.prepare(bake(cluster="local")))
-    words = [*WORDS, *LAYOUTS["ddp"], "cluster.time=0:01:00", "trainer.max_steps=40"]
+    words = [*WORDS, *LAYOUTS["ddp"], "cluster.time=0:02:00", "trainer.max_steps=40"]
     job, run_dir = desk.submit(*words, "checkpoint.every_n_steps=null")
-    (run_dir / "pace").write_text("1")
-    record = slurm.wait(job, 240)
+    (run_dir / "pace").write_text("3")  # seconds: forty steps take the whole limit, and some fit after any start
+    record = slurm.wait(job, 600)
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert record["JobState"] == "COMPLETED", record
     ends = [(event["outcome"], event["why"]) for event in events if event["event"] == "end"]
@@ -48,7 +48,7 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
     (run_dir / "pace").write_text("0")
     # With a limit that is no end for twenty quick steps, however slowly two nodes start.
     job, _ = desk.submit(f"resume={run_dir}", "trainer.num_nodes=2", "trainer.max_steps=60", "cluster.time=0:10:00")
-    assert slurm.wait(job, 120)["JobState"] == "COMPLETED"
+    assert slurm.wait(job, 300)["JobState"] == "COMPLETED"
     events = map(json.loads, (run_dir / "attempts.jsonl").read_text().splitlines())
     last = [event for event in events if event["event"] == "start"][-1]
     assert (last["from_step"], last["world_size"], len(last["hosts"])) == (40, 2, 2)
