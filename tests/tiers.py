@@ -36,6 +36,7 @@ LONG = {
         "gpt_7b",
         "gpt_tiny",
         "resnet18",
+        "resnet50",
     ],
     "hpc/report/test_board.py::test_hyperparameters_and_results_of_a_sweep": [],
     "hpc/resume/test_evaluation_stop.py::test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again": [

@@ -117,8 +117,9 @@ def layouts() -> st.SearchStrategy[ParallelLayout]:
         devices=st.sampled_from([1, 4]),
         micro_batch=powers,
         accumulate=powers,
-        sharding=st.sampled_from(["none", "fsdp", "zero1", "zero2", "zero3"]),
-        precision=st.sampled_from(["32-true", "bf16-mixed", "bf16-true"]),
+        # each of these is a trace of its own
+        sharding=st.sampled_from(["none", "fsdp", "zero2", "zero3"]),
+        precision=st.sampled_from(["32-true", "bf16-mixed"]),
         checkpointing=st.booleans(),
         bucket=st.just(400_000_000),
     )
