@@ -20,7 +20,7 @@ COMPOSING = {"antlr4", "attr", "hydra", "hydra_plugins", "omegaconf", "packaging
 # More libraries that the first step needs, on the rank that writes the curves and samples the node.
 WRITING = {"absl", "google", "psutil", "tensorboard"}
 # Libraries that import parts of themselves late, and torchdata, which is small: a loader may be one of its own.
-MORE_OF = {"fsspec", "lightning", "rich", "torch", "torchdata"}
+MORE_OF = {"fsspec", "lightning", "numpy", "rich", "torch", "torchdata"}
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 LIGHT = [
     ["train.py", "--help"],
