@@ -103,7 +103,7 @@ env: python
 	@[ -x .venv/bin/python ] || $(PYTHON) -m venv .venv
 	@install=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)"; \
 	[ .venv/.tests -nt tests/requirements.txt ] || { $$install -r tests/requirements.txt && \
-	    $$install --no-deps --upgrade --target .venv/extra peft transformers && \
+	    $$install --no-deps --upgrade --target .venv/extra peft regex transformers && \
 	    cp tests/extra_packages.pth .venv/lib/python3*/site-packages/ && touch .venv/.tests; }
 	@rm -rf build/env && $(BAKE) build/env >/dev/null
 	@export VENV="$$PWD/.venv" && source build/env/$(PROJECT)/env.sh

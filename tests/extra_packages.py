@@ -1,7 +1,7 @@
-"""Packages that few tests need: transformers and peft, in a folder of their own beside the tests' environment.
+"""Packages that few tests need, in a folder of their own beside the tests' environment: transformers, regex, peft.
 
 torchmetrics, which Lightning imports, imports transformers where it finds it. That takes a quarter of the time in which
-a process starts, and a project's environment does not have it either.
+a process starts, and a project's environment does not have it either. Only transformers needs regex.
 """
 
 import os

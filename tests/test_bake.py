@@ -22,6 +22,10 @@ def files(project: Path) -> list[Path]:
     return sorted((path for path in project.rglob("*") if path.is_file() and path.suffix != ".pyc"), key=str)
 
 
+def text_files(project: Path) -> list[Path]:
+    return [path for path in files(project) if path.suffix != ".npz"]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
@@ -42,7 +46,7 @@ def test_the_default_slug_is_the_one_in_the_makefile(project):
 @pytest.mark.parametrize("baked", ["project", "awkward_project"])
 def test_leaves_no_template_mark(baked, request):
     project = request.getfixturevalue(baked)
-    for path in files(project):
+    for path in text_files(project):
         verbatim = path.is_relative_to(project / "src")  # where {{ is a brace in an f-string
         marks = r"cookiecutter\." if verbatim else r"cookiecutter\.|\{\{|\{%|\{#"
         assert not re.search(marks, path.relative_to(project).as_posix() + path.read_text(encoding="utf-8")), path
@@ -50,14 +54,14 @@ def test_leaves_no_template_mark(baked, request):
 
 @pytest.mark.parametrize("baked", ["project", "awkward_project"])
 def test_every_file_parses(baked, request):
-    for path in files(request.getfixturevalue(baked)):
+    for path in text_files(request.getfixturevalue(baked)):
         parsed(path)
 
 
 @pytest.mark.parametrize("key", ["project_name", "description", "author"])
 def test_awkward_text_survives_in_every_file_it_is_in(key, bake, awkward_project):
     plain = bake(**{key: "Plaintoken"})
-    places = [path.relative_to(plain) for path in files(plain) if "Plaintoken" in path.read_text(encoding="utf-8")]
+    places = [path.relative_to(plain) for path in text_files(plain) if "Plaintoken" in path.read_text(encoding="utf-8")]
     assert places, f"{key} is asked for and used nowhere"
     for place in places:
         place = Path(str(place).replace("my_research", AWKWARD["package_name"]).replace("plaintoken", "wild_2_thing"))

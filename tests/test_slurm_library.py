@@ -81,7 +81,13 @@ def test_runs_of_the_last_version_with_a_copy_of_the_library_go_on_after_an_upda
     subprocess.run(["tar", "-x"], cwd=template, input=archive.stdout, check=True)
     copy = Path(cookiecutter(str(template), no_input=True, default_config=True, output_dir=str(tmp_path / "old")))
     add_files(copy)
+    # It read the digits of scikit-learn, which its environment has and this one only seems to have.
+    for name in ("digits.py", "digits.npz"):
+        shutil.copy(project / "src/my_research/data" / name, copy / "src/my_research/data" / name)
     small_environment(project, venv)
+    (scikit_learn,) = (folder / "scikit_learn-1.9.1.dist-info" for folder in venv.glob("lib/python*/site-packages"))
+    scikit_learn.mkdir()
+    (scikit_learn / "METADATA").write_text("Metadata-Version: 2.1\nName: scikit-learn\nVersion: 1.9.1\n")
     texts = [(copy / name).read_text().rstrip() for name in ("pyproject.toml", "constraints.txt")]
     (venv / ".complete-my-research").write_text("\n".join([str(venv), "pinned", *texts]))
     desk = Desk(slurm, copy)
