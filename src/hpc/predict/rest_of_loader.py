@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from hpc.config.errors import ConfigError
 from hpc.data.even_batches import EvenBatches
-from hpc.data.sample_order import ARRAYS, SampleOrder, index_sampler
+from hpc.data.sample_order import ARRAYS, EpochArray, SampleOrder, index_sampler
 from hpc.data.stream_loader import is_map_style
 
 ORDER_FIX = "shuffle=False in predict_dataloader and the batch size as it was, or a new run_dir="
@@ -116,9 +116,8 @@ def is_repeated(loader: Any, batch_idx: int) -> bool:
 
 
 def _indices(batch: Any) -> list[int] | None:
-    """Return the sample indices in what a sampler gives: one, several, or (epoch, array); None for anything else."""
-    if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], np.ndarray):
-        batch = batch[1]
+    """Return the sample indices in what a sampler gives: one, several, or an EpochArray; None for anything else."""
+    batch = batch.indices if isinstance(batch, EpochArray) else batch
     if isinstance(batch, np.ndarray | Tensor):
         batch = batch.tolist()
     try:

@@ -231,7 +231,7 @@ def test_image_augmentation_crops_as_the_draws_say():
 def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
     import torch
 
-    from hpc.data.sampler import uniform_per_sample
+    from hpc.state.randomness import uniform_per_sample
 
     data = built(name, **({"dir": "unused"} if name == "images" else {}))
     images = torch.rand(12, 1 if name == "digits" else 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -300,6 +300,7 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     import torch
 
     from hpc.data.fetching import IndexedDataset
+    from hpc.data.sample_order import EpochArray
 
     def next_numbers():
         return random.random(), np.random.rand(), torch.rand(()).item()
@@ -307,7 +308,7 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = next_numbers()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    IndexedDataset(Draws(), seed=1)[0, np.array([3, 4])]
+    IndexedDataset(Draws(), seed=1)[EpochArray(np.array([3, 4]), 0, 0)]
     assert next_numbers() == expected
 
 

@@ -15,8 +15,8 @@ from torch.utils.data import (
 
 from hpc.config.errors import ConfigError
 from hpc.data import position, position_checks
+from hpc.data.batch_parts import batch_ranges
 from hpc.data.sample_order import ARRAYS, SampleOrder
-from hpc.data.sampler import batch_ranges
 
 NUMBERS = range(50)
 
