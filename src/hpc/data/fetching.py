@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hpc.config.errors import ConfigError
-from hpc.data.sample_order import EpochArray
+from hpc.data.sample_order import EpochIndex
 from hpc.data.sample_randomness import SeededSamples, as_it_is, fetches_together
 
 END = object()
@@ -43,7 +43,7 @@ class BatchLoader(DataLoader):
 
 
 class IndexedDataset(Dataset):
-    """A dataset that is indexed by an `EpochArray` and returns (inputs, targets, indices).
+    """A dataset that is indexed by an `EpochIndex` of an array and returns (inputs, targets, indices).
 
     A `ConfigError` is returned, not raised: a DataLoader worker would turn it into a RuntimeError with another message.
     """
@@ -57,20 +57,21 @@ class IndexedDataset(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, batch: EpochArray) -> tuple[Tensor, Tensor, Tensor] | ConfigError:
+    def __getitem__(self, batch: EpochIndex) -> tuple[Tensor, Tensor, Tensor] | ConfigError:
         try:
             inputs, targets = self._samples(batch)
         except ConfigError as error:
             return error
-        return inputs, targets, torch.from_numpy(batch.indices)
+        return inputs, targets, torch.from_numpy(batch.index)
 
-    def _samples(self, batch: EpochArray) -> tuple[Tensor, Tensor]:
+    def _samples(self, batch: EpochIndex) -> tuple[Tensor, Tensor]:
         if self.seeded is not None:
-            return self.seeded.fetch(batch.epoch, batch.indices.tolist(), places=batch.places)
+            places = range(batch.place, batch.place + len(batch.index))
+            return self.seeded.fetch(batch.epoch, batch.index.tolist(), places=places)
         if isinstance(self.dataset, TensorDataset):
-            inputs, targets = self.dataset[torch.from_numpy(batch.indices)]
+            inputs, targets = self.dataset[torch.from_numpy(batch.index)]
             return inputs, targets
-        return self.dataset.__getitems__(batch.indices)
+        return self.dataset.__getitems__(batch.index)
 
 
 def _stack(samples: list[Any]) -> tuple[Tensor, Tensor]:

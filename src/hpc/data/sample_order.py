@@ -31,27 +31,14 @@ class EpochIndices(list):
 
 @dataclass(frozen=True)
 class EpochIndex:
-    """The index of a sample of a loader that makes no batches, with what its random numbers depend on."""
+    """What a loader that makes no batches asks for, with what its random numbers depend on."""
 
-    index: Any
+    index: Any  # of a sample; or those of a batch, as an array
     epoch: int
-    place: int
+    place: int  # in the order, of the first one
 
     def __index__(self) -> int:
         return self.index
-
-
-@dataclass(frozen=True)
-class EpochArray:
-    """The indices of a batch as an array, with what the random numbers of their samples depend on."""
-
-    indices: np.ndarray
-    epoch: int
-    first: int  # the place of the first one in the order
-
-    @property
-    def places(self) -> range:
-        return range(self.first, self.first + len(self.indices))
 
 
 # Lightning would shard the batches of any other class than DistributedSampler a second time, and replace those of any
@@ -71,7 +58,7 @@ class SampleOrder(DistributedSampler, SequentialSampler):
         parts: the positions in the order of each batch of this rank; see batch_parts.py. For an
             empty part it gets a sample to compute along with. None: ranks take the sampler's batches in turns.
         drops_rest: of batches in turns, all ranks get equally many: the last ones of an epoch may be left out.
-        gives: "batches": EpochIndices; "indices": EpochIndex, one sample at a time; "arrays": EpochArray.
+        gives: "batches": EpochIndices; "indices": EpochIndex, one sample at a time; "arrays": EpochIndex of an array.
         is_even: all ranks have equally many batches.
         is_shared: the order is that of all ranks; False: the sampler already gives this rank a part of its own.
         repeats_first_epoch: each epoch has the order of the first one.
@@ -185,7 +172,7 @@ class SampleOrder(DistributedSampler, SequentialSampler):
         first = part.start if part else len(order) - 1
         indices = order[first : max(first + 1, part.stop)]
         if self.gives == ARRAYS:
-            return EpochArray(indices, self.epoch, first)
+            return EpochIndex(indices, self.epoch, first)
         indices = indices.tolist() if isinstance(indices, np.ndarray) else indices
         if self.gives == INDICES:
             return EpochIndex(indices[0], self.epoch, first)

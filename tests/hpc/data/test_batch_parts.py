@@ -28,7 +28,7 @@ def batches(sampler, epoch=0):
     """Return the indices of each batch."""
     batches = list(sampler)
     assert {batch.epoch for batch in batches} <= {epoch}
-    return [batch.indices.tolist() for batch in batches]
+    return [batch.index.tolist() for batch in batches]
 
 
 def flat(batches):
@@ -115,7 +115,7 @@ def test_workers_that_fetch_ahead_change_nothing(num_workers):
     loader = DataLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
     next(iter(loader))
     sampler.go_to(1, 3)
-    rest = [(batch.epoch, batch.indices.tolist()) for batch in loader]
+    rest = [(batch.epoch, batch.index.tolist()) for batch in loader]
     assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
 
 

@@ -300,7 +300,7 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     import torch
 
     from hpc.data.fetching import IndexedDataset
-    from hpc.data.sample_order import EpochArray
+    from hpc.data.sample_order import EpochIndex
 
     def next_numbers():
         return random.random(), np.random.rand(), torch.rand(()).item()
@@ -308,7 +308,7 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = next_numbers()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    IndexedDataset(Draws(), seed=1)[EpochArray(np.array([3, 4]), 0, 0)]
+    IndexedDataset(Draws(), seed=1)[EpochIndex(np.array([3, 4]), 0, 0)]
     assert next_numbers() == expected
 
 
