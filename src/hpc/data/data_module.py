@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
@@ -17,6 +16,7 @@ from hpc.data.batch_parts import TrainingRanges, batch_ranges
 from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.image_files import SPLITS
+from hpc.data.position import accumulation_schedule
 from hpc.data.rank_steps import DataRank, data_rank_and_size
 from hpc.data.sample_order import ARRAYS, SampleOrder
 from hpc.launch import placement
@@ -169,10 +169,9 @@ class DataModule(L.LightningDataModule):
 
     def _micro_batches_per_step(self) -> int:
         """Return the number of micro-batches in a global batch. A schedule accumulates whole global batches: 1."""
-        callbacks = getattr(self.trainer, "callbacks", [])
-        if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+        if self.trainer is None or accumulation_schedule(self.trainer):
             return 1  # beside a schedule, Lightning requires accumulate_grad_batches=1
-        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+        return self.trainer.accumulate_grad_batches
 
     def _data_rank(self) -> DataRank:
         """Return this process's rank among those that get different samples (tensor-parallel ranks share theirs)."""

@@ -53,7 +53,7 @@ def trainer(
         limit_test_batches=1.0,
         num_devices=ranks,
         callbacks=[GradientAccumulationScheduler(schedule)] if schedule else [],
-        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
+        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks, "rank": 0}),
         fit_loop=SimpleNamespace(_combined_loader=loaders, epoch_loop=SimpleNamespace(val_loop=validation)),
     )
 
