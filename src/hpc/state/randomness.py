@@ -37,20 +37,13 @@ def drawn_apart(*key: object) -> Iterator[None]:
             torch.cuda.set_rng_state(of_device)
 
 
-def capture() -> tuple[Any, Any, Any, Any]:
-    """Return the states of torch on the host and on this process's device, of numpy and of Python, unconverted."""
-    of_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), of_device, np.random.get_state(), random.getstate()
-
-
-def plain_state(captured: tuple[Any, Any, Any, Any] | None = None) -> dict[str, Any]:
-    """Return the result of `capture` as plain data; None captures the present state."""
-    of_torch, of_device, of_numpy, of_python = captured or capture()
-    name, keys, position, has_gauss, gauss = of_numpy
-    version, numbers, python_gauss = of_python
+def plain_state() -> dict[str, Any]:
+    """Return the states of torch on the host and on this process's device, of numpy and of Python, as plain data."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, numbers, python_gauss = random.getstate()
     return {
-        "torch": of_torch,
-        "cuda": of_device,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
         "python": [version, list(numbers), python_gauss],
     }
