@@ -39,7 +39,8 @@ def drawn_apart(*key: object) -> Iterator[None]:
 
 def plain_state() -> dict[str, Any]:
     """Return the states of torch on the host and on this process's device, of numpy and of Python, as plain data."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state: Any = np.random.get_state()  # whose types say that it may be a dict
+    name, keys, position, has_gauss, gauss = numpy_state
     version, numbers, python_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
