@@ -265,6 +265,18 @@ class DrawsAtOnce(Draws):
         return torch.stack([sample for sample, _ in samples]), torch.tensor(indices)
 
 
+class DrawsByItself(Draws):
+    """A dataset with a generator of its own, which each sample moves on."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(1)
+
+    def __getitem__(self, index):
+        import torch
+
+        return torch.from_numpy(self.rng.random(3)), index
+
+
 def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
     """Return the three numbers that each sample of an epoch drew, by sample index."""
     from hpc.data.data_module import DataModule
@@ -290,7 +302,9 @@ def test_random_numbers_of_a_dataset_depend_on_sample_and_epoch():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("dataset", [Draws(), DrawsAtOnce()], ids=["one by one", "at once"])
+@pytest.mark.parametrize(
+    "dataset", [Draws(), DrawsAtOnce(), DrawsByItself()], ids=["one by one", "at once", "by itself"]
+)
 def test_a_resumed_run_draws_the_same_numbers(dataset, num_workers):
     whole, rest = drawn(dataset, epoch=3), drawn(dataset, epoch=3, start=1, num_workers=num_workers)
     assert rest == {index: numbers for index, numbers in whole.items() if index in rest} and len(rest) == 8
