@@ -41,10 +41,9 @@ class StepBoundary:
         self.validation_clock = ValidationClock()
         self.is_saved_before_evaluation = False
         self._num_agreements = 0
-        exchanges = [self.agreement.early.exchange]
-        meeting = getattr(trainer.strategy, "meeting", None)
-        exchanges += [meeting.exchange] if meeting else []
-        run.watch.set_store_callback(lambda store: [exchange(store) for exchange in exchanges])
+        run.watch.add_store_exchange(self.agreement.early.exchange)
+        if meeting := getattr(trainer.strategy, "meeting", None):
+            run.watch.add_store_exchange(meeting.exchange)
 
     def save_or_stop_if_due(self, *, is_last: bool = False) -> None:
         """Agree, save and stop, as far as it is due.

@@ -102,7 +102,7 @@ def make_trainer(
         *([DataState(data_state)] if data_state is not None else ()),
         *writers,
     ]
-    StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
+    StagingProgress(run.watch)
     for message in LIBRARIES_WARNINGS:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
