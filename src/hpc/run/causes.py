@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc.run.stacks import WAITS_FOR_RANKS
-from hpc.system.files import open_regular_file
+from hpc.system.files import open_regular_file, write_atomically
 
 MAX_BYTES = 2**20  # of such a file that are read
 ENDED = "Ended"  # the type that a healthy rank notes when another one has failed
@@ -55,9 +55,7 @@ def write_cause(run_dir: Path, attempt: int, *, rank: int, host: str, error: str
     """
     path = errors_folder(run_dir, attempt) / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(f"{time.time():.3f} {error}\nhost {host}\n{stack}", encoding="utf-8", errors="replace")
-    temporary.replace(path)
+    write_atomically(path, f"{time.time():.3f} {error}\nhost {host}\n{stack}", errors="replace")
 
 
 def errors_folder(run_dir: Path, attempt: int) -> Path:

@@ -58,7 +58,7 @@ class Claim:
         self._released.set()
         self._text = json.dumps(json.loads(self._text) | {"released": True})
         with suppress(OSError):
-            _write_temporary(self._path, self._text).replace(self._path)
+            files.write_atomically(self._path, self._text)
 
     def _beat_until_released(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
@@ -90,7 +90,8 @@ def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: flo
     text = json.dumps({**claimant, "stop": stop, "process": process.identity(os.getpid())})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = _write_temporary(folder / "new", text)  # first: NFS lists the folder anew after that
+        temporary = files.temporary_path(folder / "new")
+        temporary.write_text(text, encoding="utf-8")  # first: NFS lists the folder anew after that
         try:
             last = newest_attempt(run_dir)
             if last and _wait_for_heartbeat(run_dir, last, claimant=claimant, timeout_seconds=watch_seconds):
@@ -161,7 +162,7 @@ def _has_ended(run_dir: Path, attempt: int, *, claimant: Mapping[str, Any]) -> b
 def _write_beat(folder: Path, attempt: int, count: int) -> None:
     path, text = folder / f"{attempt:06}.beat", f"{count:012}\n"
     try:
-        _write_temporary(path, text).replace(path)
+        files.write_atomically(path, text)
     except OSError:  # a full disk must not make a living process look dead: overwrite as many bytes in place
         with path.open("r+", encoding="utf-8") as stream:
             stream.write(text)
@@ -202,13 +203,6 @@ def _read_claim(folder: Path, attempt: int) -> dict[str, Any]:
     identity = claim.get("process")
     is_valid = identity is None or (isinstance(identity, list) and len(identity) == 4)
     return claim if is_valid else claim | {"process": None}
-
-
-def _write_temporary(path: Path, text: str) -> Path:
-    """Write a file beside `path`, under a name that no other thread on any node uses, and return its path."""
-    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary
 
 
 def _claim_path(folder: Path, attempt: int) -> Path:

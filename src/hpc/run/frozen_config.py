@@ -1,8 +1,6 @@
 """The config that a run directory keeps, and the words that made it: read, written once, replaced when they change."""
 
 import json
-import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -123,7 +121,7 @@ def create_exclusively(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) 
     Raises:
         ConfigError: there is a run already.
     """
-    temporary = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
+    temporary = files.temporary_path(run_dir / "config.yaml")
     temporary.write_text(to_frozen_yaml(cfg), encoding="utf-8")
     try:
         if not claim.link_unless_taken(temporary, run_dir / "config.yaml"):
