@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 from hpc.run.stacks import WAITS_FOR_RANKS
@@ -44,6 +45,19 @@ class RankError:
         kind, _, message = self.error.partition(": ")
         is_peer_gone = BY_TORCH.fullmatch(kind) and PEER_GONE.search(message)
         return kind == ENDED or (kind == "Hang" and WAITS_FOR_RANKS in message) or bool(is_peer_gone)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return `Type: message` with the first line of the message, and the notes of the error.
+
+    A worker of a DataLoader hands on its error as text, in which a traceback comes first.
+    """
+    lines = list(filter(str.strip, str(error).splitlines()))
+    if "Original Traceback (most recent call last):" in lines:
+        lines = lines[1 + max(n for n, line in enumerate(lines) if line.startswith(('  File "', "Original "))) :]
+        lines = list(dropwhile(lambda line: line.startswith(" "), lines))  # code; a message may have such lines later
+        return ", ".join(map(str.strip, lines)).replace(":, ", ": ")
+    return ", ".join([f"{type(error).__name__}: {''.join(lines[:1])}", *getattr(error, "__notes__", ())])
 
 
 def write_cause(run_dir: Path, attempt: int, *, rank: int, host: str, error: str, stack: str) -> None:

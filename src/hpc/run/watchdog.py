@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import dropwhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -119,7 +118,7 @@ class Watchdog:
         # Destructors of process groups wait for ranks that are gone. These limits hold without the interpreter's lock.
         faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
         signal.alarm(int(2 * EXIT_SECONDS))
-        text = _in_one_line(error)
+        text = causes.describe_error(error)
         self._tell_peers(text)
         stack = "".join(traceback.format_exception(error))
         _run_within(LAST_WORDS_SECONDS, lambda: self._write_cause(text, stack))
@@ -240,16 +239,3 @@ def _run_within(seconds: float, function: Callable[[], object]) -> None:
     thread = threading.Thread(target=quietly, daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-def _in_one_line(error: BaseException) -> str:
-    """Return `Type: message` with the first line of the message, and the notes of the error.
-
-    A worker of a DataLoader hands on its error as text, in which a traceback comes first.
-    """
-    lines = list(filter(str.strip, str(error).splitlines()))
-    if "Original Traceback (most recent call last):" in lines:
-        lines = lines[1 + max(n for n, line in enumerate(lines) if line.startswith(('  File "', "Original "))) :]
-        lines = list(dropwhile(lambda line: line.startswith(" "), lines))  # code; a message may have such lines later
-        return ", ".join(map(str.strip, lines)).replace(":, ", ": ")
-    return ", ".join([f"{type(error).__name__}: {''.join(lines[:1])}", *getattr(error, "__notes__", ())])
