@@ -19,7 +19,7 @@ from fork import ENVIRON, PROJECT, free_port, said
 from torch._utils import ExceptionWrapper
 
 from hpc.config import errors as config_errors
-from hpc.run import causes, signals, watchdog
+from hpc.run import causes, signals
 from hpc.run.peers import Peers
 
 pytestmark = pytest.mark.slow
