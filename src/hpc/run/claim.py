@@ -99,7 +99,7 @@ def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: flo
             recorded = (_whole_number(event.get("attempt")) for event in attempt_log.read_events(run_dir))
             attempt = 1 + max(last, *recorded, 0)
             _write_beat(folder, attempt, 0)  # first, so that whoever sees the claim finds a heartbeat
-            if not link_unless_taken(temporary, _claim_path(folder, attempt)):
+            if not files.link_unless_taken(temporary, _claim_path(folder, attempt)):
                 raise _claimed_error(run_dir, attempt)  # made since we looked, so its process is alive
         finally:
             temporary.unlink(missing_ok=True)
@@ -166,21 +166,6 @@ def _write_beat(folder: Path, attempt: int, count: int) -> None:
     except OSError:  # a full disk must not make a living process look dead: overwrite as many bytes in place
         with path.open("r+", encoding="utf-8") as stream:
             stream.write(text)
-
-
-def link_unless_taken(temporary: Path, path: Path) -> bool:
-    """Give a complete file its name and return True; False if the name is taken."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return temporary.stat().st_nlink == 2  # NFS may have lost its answer to our own success
-    except OSError:  # a file system without hard links
-        try:
-            with path.open("x", encoding="utf-8") as stream:
-                stream.write(temporary.read_text(encoding="utf-8"))
-        except FileExistsError:
-            return False
-    return True
 
 
 def _claimed_error(run_dir: Path, attempt: int) -> ConfigError:

@@ -14,7 +14,7 @@ from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import to_frozen_yaml
 from hpc.config.sections import Config
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
-from hpc.run import changes, claim, directory
+from hpc.run import changes, directory
 from hpc.system import files
 from hpc.system.files import write_atomically
 
@@ -124,7 +124,7 @@ def create_exclusively(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) 
     temporary = files.temporary_path(run_dir / "config.yaml")
     temporary.write_text(to_frozen_yaml(cfg), encoding="utf-8")
     try:
-        if not claim.link_unless_taken(temporary, run_dir / "config.yaml"):
+        if not files.link_unless_taken(temporary, run_dir / "config.yaml"):
             directory.reject_used(run_dir)
     finally:
         temporary.unlink()

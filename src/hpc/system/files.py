@@ -128,6 +128,21 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")
 
 
+def link_unless_taken(temporary: Path, path: Path) -> bool:
+    """Give a complete file its name and return True; False if the name is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return temporary.stat().st_nlink == 2  # NFS may have lost its answer to our own success
+    except OSError:  # a file system without hard links
+        try:
+            with path.open("x", encoding="utf-8") as stream:
+                stream.write(temporary.read_text(encoding="utf-8"))
+        except FileExistsError:
+            return False
+    return True
+
+
 def sync(path: Path) -> None:
     """Sync a file or a folder to the disk. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
