@@ -74,7 +74,7 @@ def login_host_problem(host: str | None) -> ConfigError | None:
     return None
 
 
-def key_of_option(option: str, scheduler: str | None) -> str | None:
+def _key_of_option(option: str, scheduler: str | None) -> str | None:
     """Return the key of the config that sets an option of all job scripts; None if they do not have this option."""
     for patterns, key in SCRIPT_OPTIONS.get(scheduler or "", {}).items():
         for pattern in patterns.split("|"):
@@ -118,7 +118,7 @@ def _option_problems(cluster: "ClusterConfig") -> Problems:
     The scheduler would obey the later one, and the rest of the config would not follow.
     """
     for option in filter(lambda option: isinstance(option, str), cluster.options or ()):
-        if key := key_of_option(option, cluster.scheduler):
+        if key := _key_of_option(option, cluster.scheduler):
             rule = f"must not set what the job script already has from {key.rstrip('=')}"
             yield ConfigError("cluster.options", option, rule, f"{key}, and without this option")
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from hpc.config import project
+from hpc.config.errors import ConfigError
 from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
-from hpc.submit import array_folder, queue_run
+from hpc.submit import queue_run
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_scripts
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
@@ -72,9 +73,25 @@ def submit_search(
 
 @contextmanager
 def _new_array(cfg: Config, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> Iterator[None]:
-    """Make the folder of a job array with a run directory per member; remove it if the array is not submitted."""
+    """Make the folder of a job array with its code and a run directory per member, which shares that code.
+
+    It is removed again if the array is not submitted.
+    """
     queue_run.prepare_submission(cfg, project.PROJECT, wait=wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
-    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(folder, run_dirs=run_dirs)):
-        array_folder.fill(folder, run_dirs=run_dirs)
+    with queue_run.remove_unless_submitted(folder, lambda: _reserve(folder, run_dirs)):
+        snapshot.copy_code(folder)
+        for run_dir in run_dirs:
+            directory.create_run_dir(run_dir, free_bytes=0)
+            (run_dir / "code").symlink_to(folder / "code")
         yield
+
+
+def _reserve(folder: Path, run_dirs: Sequence[Path]) -> None:
+    """Make the folder of a job array with the list of its members. Raise `ConfigError` if another array uses it."""
+    directory.create_run_dir(folder)
+    try:
+        with (folder / "members").open("x", encoding="utf-8") as members:
+            members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
+    except FileExistsError:  # a process with the same number on another node, in the same second
+        raise ConfigError("run_dir", folder, "must not hold another array", "submit again") from None
