@@ -187,9 +187,9 @@ def installed_package(name: str) -> InstalledPackage | None:
     return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(filter(None, ranges)))
 
 
-def unsupported_packages(names: tuple[str, ...] = CHECKED) -> list[InstalledPackage]:
-    """Return those packages whose installed version is outside the range of the library."""
-    packages = [installed_package(name) for name in names]
+def unsupported_packages() -> list[InstalledPackage]:
+    """Return those of torch and lightning whose installed version is outside the range of the library."""
+    packages = [installed_package(name) for name in CHECKED]
     return [package for package in packages if package and not package.is_supported()]
 
 
