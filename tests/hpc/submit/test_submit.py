@@ -4,7 +4,6 @@ import errno
 import importlib.util
 import json
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -24,7 +23,6 @@ from omegaconf import OmegaConf
 
 from hpc.config import compose, defaults, freezing, library, parse, personal_clusters, project
 from hpc.config.errors import ConfigError
-from hpc.jobs import job
 from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
 
@@ -688,16 +686,6 @@ def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "clusters.yaml"
 
 
-def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) -> None:
-    personal.write_text('juwels_booster: {account: mine, time: "2:00:00", env: {A: "1"}}\nlumi_g: {account: other}\n')
-    cluster = compose.compose_overrides(["cluster=juwels_booster"]).cluster
-    assert (cluster.account, cluster.time, cluster.partition, cluster.env.A) == ("mine", "2:00:00", "booster", "1")
-    for typed in ("cluster.account=typed", "++cluster.account=typed"):
-        cluster = compose.compose_overrides(["cluster=juwels_booster", typed]).cluster
-        assert (cluster.account, cluster.time) == ("typed", "2:00:00")
-    assert compose.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
-
-
 def test_values_of_the_user_are_taken_for_a_cluster_of_another_folder(personal: Path, tmp_path: Path) -> None:
     file = tmp_path / "shared" / "cluster" / "ours.yaml"
     file.parent.mkdir(parents=True)
@@ -705,18 +693,6 @@ def test_values_of_the_user_are_taken_for_a_cluster_of_another_folder(personal: 
     personal.write_text("ours: {account: mine}")
     cfg = compose.compose_overrides([f"hydra.searchpath=[file://{tmp_path}/shared]", "cluster=ours"])
     assert cfg.cluster.account == "mine"
-
-
-def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
-    personal.write_text("lumi_g: {env: {WANDB_MODE: offline, NCCL_DEBUG: WARN}}")
-    shipped = compose.compose_overrides(["cluster=lumi_g"], personal=False).cluster.env
-    assert compose.compose_overrides(["cluster=lumi_g"]).cluster.env == {
-        **shipped,
-        "WANDB_MODE": "offline",
-        "NCCL_DEBUG": "WARN",
-    }
-    typed = compose.compose_overrides(["cluster=lumi_g", "+cluster.env.NCCL_DEBUG=INFO"]).cluster.env
-    assert typed == {**shipped, "WANDB_MODE": "offline", "NCCL_DEBUG": "INFO"}
 
 
 @pytest.mark.parametrize(
@@ -732,7 +708,6 @@ def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
     ],
 )
 def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal: Path) -> None:
-    from hpc.config import parse
 
     personal.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -764,15 +739,6 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
     assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
     assert (first["from_step"], second["attempt"], second["from_step"]) == (0, 2, 500)
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
-
-
-def test_the_job_is_a_plain_value() -> None:
-    words = ["cluster=slurm", "trainer=ddp"]
-    first, again, other = (
-        job.job_from_config(parse.parse(compose.compose_overrides([*words, *more])))
-        for more in ([], [], ["trainer.num_nodes=2"])
-    )
-    assert first == again and first != other and pickle.loads(pickle.dumps(first)) == first
 
 
 @pytest.mark.parametrize("then", ["without it", "another one"])
