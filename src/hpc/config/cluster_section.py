@@ -188,7 +188,7 @@ def _environment_problems(cluster: ClusterConfig) -> Problems:
 
 
 def _launcher_problem(cluster: ClusterConfig) -> ConfigError | None:
-    """Return the error of PBS's launcher that does not start the ranks themselves, as until version 0.3."""
+    """Return the error of a launcher of PBS that does not start one process for each device."""
     launcher = cluster.launcher
     if cluster.scheduler != "pbs" or launcher in (None, "pbs_tmrsh") or "{ranks}" in launcher:
         return None
