@@ -14,7 +14,7 @@ from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
 from hpc.submit import queue_run
 from hpc.submit.options import SubmitOptions
-from hpc.submit.scripts import make_job, render_script, write_scripts
+from hpc.submit.scripts import make_job, render_script, write_job_script
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
 
@@ -36,8 +36,8 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
         for cfg, (_, overrides), run_dir in zip(cfgs, members, run_dirs, strict=True):
             frozen_config.create_or_replace(run_dir, cfg.node, words=overrides)
             # For submit.py resume= of this member alone.
-            write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
-        write_scripts(jobs[0], first_cfg, folder=folder)
+            write_job_script(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
+        write_job_script(jobs[0], first_cfg, folder=folder)
         command = submit_and_report(first_cfg, folder, options=options, num_members=len(members))
     exit_if_job_failed(command, options)
 
@@ -65,8 +65,8 @@ def submit_search(
     with _new_array(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait):
         search.save_search(folder, settings)
         for run_dir in run_dirs:
-            write_scripts(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
-        write_scripts(jobs[0], cfgs[0], folder=folder)
+            write_job_script(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
+        write_job_script(jobs[0], cfgs[0], folder=folder)
         command = submit_and_report(cfgs[0], folder, options=options, num_members=trials)
     exit_if_job_failed(command, options)
 

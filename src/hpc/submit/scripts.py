@@ -35,7 +35,7 @@ def render_script(job: Job, cfg: Config) -> str:
     return pbs.render_job_script(job) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(job)
 
 
-def write_scripts(job: Job, cfg: Config, *, folder: Path) -> None:
+def write_job_script(job: Job, cfg: Config, *, folder: Path) -> None:
     """Write job.sh."""
     write_atomically(folder / "job.sh", render_script(job, cfg))
 
