@@ -96,17 +96,22 @@ def submit_job(
             commands.append(command)
         if change:
             change()
-        size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
-        submission = {"time": time.time(), "cluster": cluster.name, "scheduler": scheduler, "argv": sys.argv[1:]}
-        submission |= {"name": job.name, **size, "job": job_ids[0], "jobs": job_ids}
-        # In place, as duplicate_jobs.py locks this file.
-        (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
+        _record_jobs(folder, cfg, job=job, job_ids=job_ids)
     except BaseException:
         _call_for_jobs(CANCEL_COMMAND[scheduler], job_ids)
         raise
     if is_held:
         _call_for_jobs(RELEASE_COMMAND[scheduler], job_ids)
     return job_ids, commands[-1]
+
+
+def _record_jobs(folder: Path, cfg: Config, *, job: Job, job_ids: Sequence[str]) -> None:
+    """Write submitted.json in place, as duplicate_jobs.py locks this file."""
+    size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
+    cluster = {"cluster": cfg.cluster.name, "scheduler": cfg.cluster.scheduler}
+    submission = {"time": time.time(), **cluster, "argv": sys.argv[1:], "name": job.name, **size}
+    submission |= {"job": job_ids[0], "jobs": job_ids}
+    (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
 
 
 def reject_impossible_job(script: Path) -> None:
