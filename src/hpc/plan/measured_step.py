@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from hpc.data.batch_contents import BatchSize, measure_batch
@@ -24,6 +23,7 @@ from hpc.plan.meter import Meter, local_bytes
 from hpc.plan.module_source import ModuleSource, NotTraceable
 from hpc.plan.parameter_groups import list_groups
 from hpc.plan.trace_types import ParameterGroup
+from hpc.privates.torch import make_fake_store
 from hpc.strategies.blocks import Blocks
 from hpc.strategies.parallelize import planned_part
 from hpc.training import dry_run
@@ -187,7 +187,7 @@ def _tensor_parallel_mesh(num_ranks: int) -> Iterator[DeviceMesh | None]:
     if num_ranks == 1:
         yield None
         return
-    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=make_fake_store())
     try:
         yield init_device_mesh("cpu", (num_ranks,))
     finally:

@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from hpc.plan.meter import local_bytes, local_shard, storage_key
+from hpc.plan.meter import local_bytes, storage_key
 from hpc.plan.trace_types import ParameterGroup
+from hpc.privates.torch import local_shard
 from hpc.strategies.blocks import Blocks
 
 OUTSIDE = "outside the blocks"

@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector as LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata as Metadata
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
@@ -54,3 +54,18 @@ def device_mesh(strategy: Any) -> Any:
 def average_of(callback: WeightAveraging) -> nn.Module | None:
     """Return the network that holds the average; None before the first setup."""
     return callback._average_model.module if callback._average_model else None
+
+
+def num_averaged(callback: WeightAveraging) -> int:
+    """Return how often the average has been updated, which says whether a saved one is still the present one."""
+    return int(callback._average_model.n_averaged) if callback._average_model else 0
+
+
+def has_saved_schedule(callback: StochasticWeightAveraging) -> bool:
+    """Return whether a checkpoint has given a schedule that Lightning takes up at the beginning of an epoch only."""
+    return callback._scheduler_state is not None
+
+
+def mark_as_updated(result: Any) -> None:
+    """Let a value count as logged, as torchmetrics warns of one that is computed without an update."""
+    result._update_count = 1

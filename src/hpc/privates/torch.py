@@ -76,6 +76,18 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this rank holds, without a copy and a gradient; others as they are."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def make_fake_store() -> Any:
+    """Return the store of a process group whose other ranks do not exist; torch has it for its own tests."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """Return a key of a storage, which several tensors may share, also where it has no address."""
     return storage._cdata

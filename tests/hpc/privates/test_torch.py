@@ -6,12 +6,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.library import Library
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
@@ -81,6 +83,16 @@ def check_storages() -> None:
     assert privates.num_storage_references(storage) == before + 1, another
 
 
+def check_sharded_tensors() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=privates.make_fake_store())
+    try:
+        tensor = torch.zeros(4, 2)
+        shard = privates.local_shard(distribute_tensor(tensor, init_device_mesh("cpu", (2,)), [Shard(0)]))
+    finally:
+        dist.destroy_process_group()
+    assert shard.shape == (2, 2) and privates.local_shard(tensor) is tensor
+
+
 def check_backward() -> None:
     seen: list[bool] = []
     tensor = torch.zeros(1, requires_grad=True)
@@ -134,7 +146,7 @@ def check_sharding() -> None:
 
 
 CHECKS = [check_hooks, check_parts, check_ddp, check_compiler, check_storages, check_backward, check_copies]
-CHECKS += [check_operations, check_memory, check_sharding]
+CHECKS += [check_operations, check_memory, check_sharding, check_sharded_tensors]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
