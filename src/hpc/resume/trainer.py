@@ -18,9 +18,10 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config import freezing, trust
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.data.same_data import SameData
 from hpc.launch.placement import Placement
-from hpc.logging import hyperparameters, loggers, positions
+from hpc.logging import hyperparameters
 from hpc.logging.curves import Curves
 from hpc.logging.logged_names import MatchingConnector
 from hpc.packed.staging_progress import StagingProgress
@@ -70,28 +71,9 @@ def make_trainer(
     if run.process.is_reporting_rank and not run.checkpoint:
         trust.print_untrusted(cfg.node)
     ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
-    rest: dict[str, Any] = {}
-    if ckpt and not run.checkpoint and run.process.is_reporting_rank:
-        print(f"the run begins with the weights of {ckpt}", flush=True)
-    if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
-        weights.load(module, ckpt)
-    elif ckpt and not run.checkpoint:
-        rest = load_hooks.load_trained(module, Path(ckpt))
-    loggers_by_name: dict[str, Logger] = {}
-    writer = positions.new_writer(run.number)
-    if not cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
-        starts = attempt_log.read_starts(run.run_dir)
-        is_writing = run.claim is not None
-        loggers_by_name = loggers.build_loggers(
-            cfg, run.checkpoint, starts=starts, writer=writer, is_writing=is_writing
-        )
-    run_loggers = list(loggers_by_name.values())
+    rest = _load_weights(run, module, ckpt) if ckpt and not run.checkpoint else {}
     references = freezing.map_values_to_references(cfg.node)
-    loggers.hide_secrets(run_loggers, references)
-    if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        record.begin_attempt_logs(run, loggers_by_name, writer=writer)
-        loggers.restrict_writing(run_loggers, run.claim.may_write)
-    loggers.tolerate_failures(run_loggers)
+    run_loggers = record.begin_logging(run, references)
     data_state = rest.get(type(data).__qualname__)
     writers = [PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
     own_callbacks: list[L.Callback] = [
@@ -111,24 +93,40 @@ def make_trainer(
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
     trainer.strategy.references = references  # type: ignore[attr-defined]
-    strategy = cfg.strategy
-    trainer.strategy.changes = ModuleChanges(  # type: ignore[attr-defined]
-        blocks=strategy.blocks,
-        activation_checkpointing=strategy.activation_checkpointing,
-        compile=strategy.compile,
-        channels_last=strategy.channels_last,
+    _configure_strategy(trainer, cfg, store=run.watch.store)
+    hyperparameters.log_config(trainer, cfg, attempt=run.number)
+    return trainer
+
+
+def _load_weights(run: Attempt, module: L.LightningModule, ckpt: str) -> dict[str, Any]:
+    """Load what the run begins with. Return the rest of the checkpoint for a test or prediction, which needs it."""
+    if run.process.is_reporting_rank:
+        print(f"the run begins with the weights of {ckpt}", flush=True)
+    if run.cfg.task != "train":
+        return load_hooks.load_trained(module, Path(ckpt))
+    weights.load(module, ckpt)
+    return {}
+
+
+def _configure_strategy(trainer: Any, cfg: Config, *, store: Any) -> None:
+    """Give the strategy what the config says of the module and the data, and what its ranks need to meet.
+
+    Args:
+        store: that all ranks reach; None for ranks that a person has placed.
+    """
+    trainer.strategy.changes = ModuleChanges(
+        blocks=cfg.strategy.blocks,
+        activation_checkpointing=cfg.strategy.activation_checkpointing,
+        compile=cfg.strategy.compile,
+        channels_last=cfg.strategy.channels_last,
         precision=str(cfg.trainer.precision),
     )
-    trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
+    trainer.strategy.stream_splits = cfg.data.get("stream_splits")
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     else:
-        connector: Any = trainer._logger_connector
-        store = run.watch.store  # None for ranks that a person has placed
-        connector.__class__ = MatchingConnector
-        trainer.strategy.meeting = Meeting(store) if store else None  # type: ignore[attr-defined]
-    hyperparameters.log_config(trainer, cfg, attempt=run.number)
-    return trainer
+        trainer._logger_connector.__class__ = MatchingConnector
+        trainer.strategy.meeting = Meeting(store) if store else None
 
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:

@@ -22,7 +22,30 @@ from hpc.system import files
 from hpc.training.attempt import Attempt
 
 
-def begin_attempt_logs(run: Attempt, loggers_by_name: Mapping[str, Logger], *, writer: str) -> None:
+def begin_logging(run: Attempt, references: Mapping[str, str]) -> list[Logger]:
+    """Build the loggers, and record the start of the attempt before they get anything.
+
+    Args:
+        references: stand for secrets, as `map_values_to_references` returns them.
+    """
+    loggers_by_name: dict[str, Logger] = {}
+    writer = positions.new_writer(run.number)
+    if not run.cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers any name
+        starts = attempt_log.read_starts(run.run_dir)
+        is_writing = run.claim is not None
+        loggers_by_name = loggers.build_loggers(
+            run.cfg, run.checkpoint, starts=starts, writer=writer, is_writing=is_writing
+        )
+    run_loggers = list(loggers_by_name.values())
+    loggers.hide_secrets(run_loggers, references)
+    if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
+        _begin_attempt_logs(run, loggers_by_name, writer=writer)
+        loggers.restrict_writing(run_loggers, run.claim.may_write)
+    loggers.tolerate_failures(run_loggers)
+    return run_loggers
+
+
+def _begin_attempt_logs(run: Attempt, loggers_by_name: Mapping[str, Logger], *, writer: str) -> None:
     """Record the start of the attempt, on rank 0, before anything is logged: its config, code and versions.
 
     The logs of earlier attempts are cut back to the checkpoint that the run resumes from. A changed config is written
