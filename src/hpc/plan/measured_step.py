@@ -23,7 +23,8 @@ from hpc.plan.example_batches import ExampleBatch, ExampleBatches, UnreadableDat
 from hpc.plan.meter import Meter, local_bytes, storage_key
 from hpc.plan.module_source import ModuleSource, NotTraceable
 from hpc.plan.trace_types import ParameterGroup
-from hpc.privates.torch import local_shard, make_fake_store
+from hpc.privates.torch import make_fake_store
+from hpc.privates.torch_sharding import local_shard
 from hpc.strategies.blocks import Blocks
 from hpc.strategies.parallelize import planned_part
 from hpc.training import dry_run

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from hpc.data.batch_contents import iterate_tensors
 from hpc.monitor.flops import operation_flops
 from hpc.privates import torch as privates
-from hpc.privates.torch import local_shard
+from hpc.privates.torch_sharding import local_shard
 
 ATEN = torch.ops.aten
 # What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
