@@ -75,8 +75,8 @@ def run_step(
     num_examples: int,
     precision: Precision,
     num_ranks: int,
-    is_checkpointed: bool = False,
-    is_real: bool = False,
+    is_checkpointed: bool,
+    is_real: bool,
 ) -> MeasuredStep:
     """Run a training step, and a step of the optimizers.
 

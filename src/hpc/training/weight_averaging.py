@@ -70,7 +70,7 @@ def resume_averaging(trainer: L.Trainer, module: L.LightningModule) -> None:
             group.update(restored)  # the new schedule has set a learning rate
 
 
-def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool = True) -> bool:
+def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool) -> bool:
     """Copy the averaged weights into the module now. Return whether SWA did so; moving averages may do so later.
 
     Args:
