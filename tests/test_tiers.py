@@ -1,4 +1,4 @@
-"""Check that the tests which `make long` takes from `make soak` are there: a stale name would go unnoticed."""
+"""Check that the tests which `make long` has by name are there: a stale name would go unnoticed."""
 
 import subprocess
 import sys

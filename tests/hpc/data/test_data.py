@@ -335,7 +335,7 @@ def test_digits_are_those_of_scikit_learn():
 
     pixels, digits = read_digits()
     assert (pixels.shape, pixels.dtype, digits.shape, digits.dtype) == ((1797, 64), float, (1797,), int)
-    # of the rows "pixels, digit" of its file digits.csv.gz, as integers of one byte
+    # The checksum is that of scikit-learn's digits.csv.gz, as integers of one byte: a row has the pixels and the digit.
     rows = np.column_stack([pixels, digits]).astype(np.uint8)
     assert (
         hashlib.sha256(rows.tobytes()).hexdigest() == "68aea062d35a127749050fa0e52dca09d6569ac08092c925610e0954e172dde2"
