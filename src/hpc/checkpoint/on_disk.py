@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc.config.errors import ConfigError
-from hpc.system.files import open_regular_file, parse_json, read_text
+from hpc.system.files import open_regular_file, parse_json, read_text, sync
 
 VERSION = 3  # of the content of a checkpoint; weights are read from older ones, too
 MANIFEST = "manifest.json"
@@ -88,19 +88,19 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
 def make_durable(folder: Path) -> None:
     """Sync what this node has written in a folder, so that it survives a power cut. Raises OSError."""
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync(path)
 
 
 def publish(part: Path, final: Path, *, files: Mapping[str, tuple[int, int]], details: Mapping[str, Any]) -> None:
     """Write the manifest and give a complete folder its name. Raises OSError, also if something has that name."""
     manifest = json.dumps({"version": VERSION, **details, "files": files}, indent=1)
     (part / MANIFEST).write_text(manifest, encoding="utf-8")
-    _sync(part / MANIFEST)
-    _sync(part)
+    sync(part / MANIFEST)
+    sync(part)
     if final.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final))
     part.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def remove(path: Path) -> None:
@@ -226,11 +226,3 @@ def _checksum(path: Path) -> tuple[int, int]:
         while chunk := stream.read(CHUNK_BYTES):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -25,6 +25,7 @@ from hpc.config.errors import ConfigError, first_line, join_key, make_printable,
 from hpc.config.project import PROJECT, child_environment, config_files, is_project_code, project_name, source_file
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
+from hpc.system.files import write_atomically
 
 MAX_VERSIONS = 4  # of a target that are remembered: projects of the same name, or two branches in turn
 is_training = False  # whether this process imports the classes anyway
@@ -214,9 +215,7 @@ def _write_memory(memory: dict[str, list[dict[str, Any]]]) -> None:
     with suppress(OSError):  # a home that is full or read-only: the next process imports again
         if file := _memory_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(memory, indent=1), encoding="utf-8")
-            temporary.replace(file)
+            write_atomically(file, json.dumps(memory, indent=1))
 
 
 if __name__ == "__main__":

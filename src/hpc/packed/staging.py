@@ -15,6 +15,7 @@ from pathlib import Path
 from hpc.config.errors import ConfigError
 from hpc.packed.packed_file import FileParts, verify_checksums
 from hpc.system import private_folder
+from hpc.system.files import complete_file
 
 MAX_VERIFIED_PARTS = 8  # of a copy that exists already
 OR_NO_STAGING = "or data.stage=false"
@@ -147,13 +148,9 @@ def _copy(parts: FileParts, copy: str) -> None:
         os.utime(unfinished)  # which other processes see
         _report_progress()
 
-    try:
+    with complete_file(Path(copy), Path(unfinished)):
         copy_file(parts.file, unfinished)
         verify_checksums(replace(parts, file=unfinished), config_key="data.stage", on_part=on_part)
-        os.replace(unfinished, copy)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(unfinished)
 
 
 def copy_file(source: str, target: str) -> None:

@@ -9,20 +9,15 @@ STORE_KEY = "copying/moves"
 
 
 class StagingProgress:
-    """Reports each sign of a copy as progress of all ranks, until the watchdog exchanges something else.
+    """Reports each sign of a copy as progress of all ranks, to the watchdog of this rank."""
 
-    Args:
-        watch: the watchdog of this rank.
-        step: the step at which the attempt starts.
-    """
-
-    def __init__(self, watch: Watchdog, step: int) -> None:
-        self.watch, self.step = watch, step
+    def __init__(self, watch: Watchdog) -> None:
+        self.watch = watch
         self._num_signs = 0  # of copies on this node
         self._num_sent = 0  # value of `_num_signs` when the other ranks were last told
         self._num_received = 0  # value of the counter in the store when it was last read
         staging.on_progress = self.on_copy_progress
-        watch.set_store_callback(self.exchange)
+        watch.add_store_exchange(self.exchange)
 
     def on_copy_progress(self) -> None:
         """Report that a copy on this node has grown."""
@@ -40,4 +35,4 @@ class StagingProgress:
             self._report()
 
     def _report(self) -> None:
-        self.watch.report_progress(self.step, "copying data to a node")
+        self.watch.report_activity("copying data to a node")

@@ -4,12 +4,15 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper as IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector as LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata as Metadata
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync as Sync
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle as MaxSizeCycle
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader
 
 # Values that ranks log are matched by their names, where Lightning reduces them in the order of the calls.
 __all__ = ["LoggerConnector", "Metadata", "ResultCollection", "ResultMetric", "Sync"]
@@ -21,6 +24,23 @@ CURRENT_HOOK = "_current_fx_name"
 def logged_step(trainer: Any) -> int:
     """Return the step that Lightning gives to logged values; `global_step` counts the steps of each optimizer."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def missing_place_names(trainer: Any) -> set[str]:
+    """Return the names, by which a resumed run finds its place, that this Lightning or torch lacks.
+
+    To set an attribute that nobody reads would raise no error: the run would resume elsewhere.
+
+    Args:
+        trainer: which has made its training loaders.
+    """
+    loop, iterator = trainer.fit_loop, trainer.fit_loop._combined_loader._iterator
+    loops = loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization
+    needed = [(part, name) for part in loops for name in ("_restarting", "_resuming_from_checkpoint")]
+    needed += [(iterator, "_idx"), *[(iterator, "_consumed")] * isinstance(iterator, MaxSizeCycle)]
+    needed += [(iter(IndexBatchSamplerWrapper(BatchSampler([], 1, False))), "seen_batch_indices")]
+    missing = {f"{type(part).__name__}.{name}" for part, name in needed if not hasattr(part, name)}
+    return missing | ({"_get_iterator"} - {*DataLoader.__iter__.__code__.co_names})
 
 
 def is_accumulating(trainer: Any) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import lightning as L
 
 from hpc.config.sections import FaultsConfig
+from hpc.privates import lightning as privates
 from hpc.resume import rank_comparison
 from hpc.resume.agreement import Agreement, RankRequest
 from hpc.resume.evaluation_stop import ValidationClock, is_validation_next
@@ -41,10 +42,9 @@ class StepBoundary:
         self.validation_clock = ValidationClock()
         self.is_saved_before_evaluation = False
         self._num_agreements = 0
-        exchanges = [self.agreement.early.exchange]
-        meeting = getattr(trainer.strategy, "meeting", None)
-        exchanges += [meeting.exchange] if meeting else []
-        run.watch.set_store_callback(lambda store: [exchange(store) for exchange in exchanges])
+        run.watch.add_store_exchange(self.agreement.early.exchange)
+        if meeting := getattr(trainer.strategy, "meeting", None):
+            run.watch.add_store_exchange(meeting.exchange)
 
     def save_or_stop_if_due(self, *, is_last: bool = False) -> None:
         """Agree, save and stop, as far as it is due.
@@ -132,8 +132,8 @@ class StepBoundary:
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self.saver.saved_step:  # without a checkpoint there is no way back
             if self.trainer.is_global_zero:
-                num_batches = self.trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts all optimizers'
-                skipped_samples.record_skip(self.run.run_dir, num_batches, attempt=self.run.number)
+                num_steps = privates.logged_step(self.trainer)  # `step` counts all optimizers'
+                skipped_samples.record_skip(self.run.run_dir, num_steps, attempt=self.run.number)
             self._end(step, outcome="continue", why=f"{why}: back to the last checkpoint, past these samples")
         self._end(step, outcome="failed", why=why)
 

@@ -1,7 +1,7 @@
 """The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
 
-import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,8 @@ from hpc.run import attempt_log
 from hpc.strategies import single
 from hpc.strategies.lockstep import Meeting
 from hpc.strategies.parallelize import ModuleChanges
-from hpc.training import record, step_overhead
+from hpc.training import progress, record, step_overhead
 from hpc.training.attempt import Attempt
-
-# Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
-LIBRARIES_WARNINGS = [
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    "The `srun` command is available",
-    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
-]
-
-
-def is_no_advertisement(record: logging.LogRecord) -> bool:
-    """Return whether a line of Lightning's log is not about products that it recommends."""
-    return not record.getMessage().startswith("💡 Tip:")
 
 
 def make_trainer(
@@ -70,65 +58,81 @@ def make_trainer(
     if run.process.is_reporting_rank and not run.checkpoint:
         trust.print_untrusted(cfg.node)
     ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
-    rest: dict[str, Any] = {}
-    if ckpt and not run.checkpoint and run.process.is_reporting_rank:
-        print(f"the run begins with the weights of {ckpt}", flush=True)
-    if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
-        weights.load(module, ckpt)
-    elif ckpt and not run.checkpoint:
-        rest = load_hooks.load_trained(module, Path(ckpt))
-    loggers_by_name: dict[str, Logger] = {}
-    writer = positions.new_writer(run.number)
-    if not cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
-        starts = attempt_log.read_starts(run.run_dir)
-        is_writing = run.claim is not None
-        loggers_by_name = loggers.build_loggers(
-            cfg, run.checkpoint, starts=starts, writer=writer, is_writing=is_writing
-        )
-    run_loggers = list(loggers_by_name.values())
+    rest = _load_given_weights(run, module, ckpt) if ckpt and not run.checkpoint else {}
     references = freezing.map_values_to_references(cfg.node)
-    loggers.hide_secrets(run_loggers, references)
-    if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        record.begin_attempt_logs(run, loggers_by_name, writer=writer)
-        loggers.restrict_writing(run_loggers, run.claim.may_write)
-    loggers.tolerate_failures(run_loggers)
+    run_loggers = _make_loggers(run, references)
+    StagingProgress(run.watch)
+    progress.silence_libraries()
+    single.extend_group_timeouts()
     data_state = rest.get(type(data).__qualname__)
-    writers = [PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
-    own_callbacks: list[L.Callback] = [
+    callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial),
         HyperparameterUpdater(cfg.model),
         *([DataState(data_state)] if data_state is not None else ()),
-        *writers,
+        *([PredictionWriter(run, ckpt)] if cfg.task == "predict" else ()),
+        *build_group(cfg.callbacks),
     ]
-    StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    for message in LIBRARIES_WARNINGS:
-        warnings.filterwarnings("ignore", message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
-    single.extend_group_timeouts()
-    callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
-    trainer.strategy.references = references  # type: ignore[attr-defined]
-    strategy = cfg.strategy
-    trainer.strategy.changes = ModuleChanges(  # type: ignore[attr-defined]
-        blocks=strategy.blocks,
-        activation_checkpointing=strategy.activation_checkpointing,
-        compile=strategy.compile,
-        channels_last=strategy.channels_last,
-        precision=str(cfg.trainer.precision),
+    _configure_strategy(trainer, run, references)
+    hyperparameters.log_config(trainer, cfg, attempt=run.number)
+    return trainer
+
+
+def _load_given_weights(run: Attempt, module: L.LightningModule, ckpt: str) -> dict[str, Any]:
+    """Load the weights of `ckpt=`, with which a run begins, and return the rest of that checkpoint if it is needed."""
+    if run.process.is_reporting_rank:
+        print(f"the run begins with the weights of {ckpt}", flush=True)
+    if run.cfg.task != "train":
+        return load_hooks.load_trained(module, Path(ckpt))
+    weights.load(module, ckpt)
+    return {}
+
+
+def _make_loggers(run: Attempt, references: Mapping[str, str]) -> list[Logger]:
+    """Make the loggers, after whatever else may be rejected: from here on the attempt is on record.
+
+    Args:
+        references: of values of the environment, which no logger may get.
+    """
+    loggers_by_name: dict[str, Logger] = {}
+    writer = positions.new_writer(run.number)
+    if not run.cfg.trainer.arguments.get("fast_dev_run"):  # else Lightning replaces them by one with any attribute
+        starts = attempt_log.read_starts(run.run_dir)
+        loggers_by_name = loggers.build_loggers(
+            run.cfg, run.checkpoint, starts=starts, writer=writer, is_writing=run.claim is not None
+        )
+    run_loggers = list(loggers_by_name.values())
+    loggers.hide_secrets(run_loggers, references)
+    if run.claim:
+        record.begin_attempt_logs(run, loggers_by_name, writer=writer)
+        loggers.restrict_writing(run_loggers, run.claim.may_write)
+    loggers.tolerate_failures(run_loggers)
+    return run_loggers
+
+
+def _configure_strategy(trainer: L.Trainer, run: Attempt, references: Mapping[str, str]) -> None:
+    """Give the strategy what the config says, and ranks that log values a meeting."""
+    strategy: Any = trainer.strategy
+    settings = run.cfg.strategy
+    strategy.references = references
+    strategy.changes = ModuleChanges(
+        blocks=settings.blocks,
+        activation_checkpointing=settings.activation_checkpointing,
+        compile=settings.compile,
+        channels_last=settings.channels_last,
+        precision=str(run.cfg.trainer.precision),
     )
-    trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
+    strategy.stream_splits = run.cfg.data.get("stream_splits")
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     else:
         connector: Any = trainer._logger_connector
-        store = run.watch.store  # None for ranks that a person has placed
         connector.__class__ = MatchingConnector
-        trainer.strategy.meeting = Meeting(store) if store else None  # type: ignore[attr-defined]
-    hyperparameters.log_config(trainer, cfg, attempt=run.number)
-    return trainer
+        store = run.watch.store  # None for ranks that a person has placed
+        strategy.meeting = Meeting(store) if store else None
 
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:

@@ -8,6 +8,6 @@ Others use
     snapshot, environment               the code of a job, and its Python environment
     installation                        what env.sh calls to complete this environment
     skipped_samples                     what a run leaves out after a rollback
-    history, job_logs, last_seen        what runs have left, read again for tables and reports
+    history, job_logs                   what runs have left, read again for tables and reports
 It needs config, launch and system, and imports neither torch nor lightning.
 """

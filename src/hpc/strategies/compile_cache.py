@@ -21,6 +21,7 @@ from hpc.config.errors import ConfigError
 from hpc.packed import staging
 from hpc.run import directory
 from hpc.system import home, private_folder
+from hpc.system.files import complete_file
 
 MIN_FREE_BYTES = 16 * 2**20  # that a folder must have to compile in it
 
@@ -136,7 +137,5 @@ def _warn(archive: Path, reason: object) -> None:
 def write_archive(archive: Path, content: bytes) -> None:
     """Write an archive, whole or not at all; several runs may do so at once. Raises `OSError`."""
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=archive.parent) as temporary:
-        part = Path(temporary, archive.name)
-        part.write_bytes(content)
-        part.replace(archive)
+    with complete_file(archive) as temporary:
+        temporary.write_bytes(content)

@@ -16,7 +16,7 @@ from hpc.config import compose, layout
 from hpc.config.parse import parse
 from hpc.config.sections import Config
 from hpc.launch import bandwidth, nccl_log, node_checks, placement
-from hpc.launch.bandwidth import CollectiveTiming, MeasuredLinks
+from hpc.launch.bandwidth import CollectiveTiming
 from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
 from hpc.studies.network_check_command import reject_single_rank
 from hpc.system import files
@@ -119,7 +119,7 @@ def make_report(
         "date": date,
         "nodes": hosts,
         "ranks_per_node": per_node,
-        "links": asdict(MeasuredLinks(**links)),
+        "links": {scope: asdict(link) if link else None for scope, link in links.items()},
         "transports": {host: sorted(nccl_log.used_networks(log)) for host, log in logs.items()},
         "seconds_per_node": by_host,
         "compared": bandwidth.compare_with_cluster(links, cluster, ranks_per_node=per_node),

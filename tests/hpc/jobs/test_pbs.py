@@ -908,10 +908,10 @@ run_dir, told = Path(sys.argv[1].removeprefix("resume=")), []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 import torch
 import torch.distributed as dist
-from hpc.launch import meeting, placement
+from hpc.launch import placement, rendezvous
 place = placement.read_placement(os.environ)
 placement.export_rank_variables(place, os.environ, host_suffix="")
-store = meeting.open_store(place, os.environ, timeout_seconds=60)
+store = rendezvous.open_store(place, os.environ, timeout_seconds=60)
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)

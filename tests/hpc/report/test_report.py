@@ -21,8 +21,8 @@ from rich.console import Console
 
 from hpc.config import compose, errors, parse
 from hpc.jobs import job, job_states
-from hpc.report import run_table
-from hpc.run import attempt_log, causes, history, last_seen
+from hpc.report import latest_metric, run_table
+from hpc.run import attempt_log, causes, history
 from hpc.submit import scheduler
 
 NOW = 1_800_000_000.0
@@ -251,7 +251,7 @@ def test_what_a_run_has_validated_is_in_its_end(runs: Path, monkeypatch: pytest.
     attempt_log.record_end(run_dir, None, attempt=first, **options)
     with monkeypatch.context() as context:
         context.setattr(
-            last_seen, "newest_step_and_validation_metrics", lambda *_, **__: pytest.fail("curves are read")
+            latest_metric, "newest_step_and_validation_metrics", lambda *_, **__: pytest.fail("curves are read")
         )
         assert (only(runs)["step"], only(runs)["metric"]) == ("40", "val/accuracy 0.75")
     attempt(run_dir)

@@ -137,7 +137,7 @@ def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
 @pytest.mark.parametrize("hook", ["on_test_batch_end", "on_predict_batch_end"])
 def test_an_error_of_a_later_batch_is_the_researchers(hook: str) -> None:
     """Check that it keeps its traceback in task=test and predict, too: the network has computed a batch before."""
-    run = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    run = SimpleNamespace(has_started_training=False)
     watch = SimpleNamespace(report_progress=lambda *_: None)
     getattr(resume.Resume, hook)(SimpleNamespace(run=run, watch=watch), SimpleNamespace(global_step=0))
     with pytest.raises(RuntimeError), lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]

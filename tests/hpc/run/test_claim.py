@@ -15,6 +15,7 @@ from fork import said
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.run import attempt_log, claim
+from hpc.system import files
 
 pytestmark = pytest.mark.slow
 
@@ -202,10 +203,10 @@ def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest
     mine.beat()
     before = (tmp_path / "claims" / "000001.beat").read_text()
 
-    def full(path: Path, text: str) -> Path:
+    def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(claim, "_write_temporary", full)
+    monkeypatch.setattr(files, "write_atomically", full)
     mine.beat()
     assert (tmp_path / "claims" / "000001.beat").read_text() > before
     assert mine.may_write()

@@ -1,25 +1,32 @@
-"""The last heartbeat of an attempt, and its last step, if it has not recorded its end. Imports no torch."""
+"""The last step and one metric of a run, for the table of runs: of a run that goes on, from its curves."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpc.run.event_records import read_events
-
-SILENT_SECONDS = 60  # without a heartbeat, of which there is one every 2 s: a file server shows some of them late
-
-
-def last_beat(run_dir: Path, attempt: int) -> float:
-    """Return the unix time of the last heartbeat; 0 if there is none."""
-    return modified_time(run_dir / "claims" / f"{attempt:06}.beat")
+from hpc.monitor.event_files import read_events
+from hpc.run import attempt_log, history
+from hpc.run.history import RunRecord
 
 
-def modified_time(path: Path) -> float:
-    """Return the unix time at which a file was last modified; 0 if there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def latest_step_and_metric(run: RunRecord) -> tuple[int | None, str]:
+    """Return the last step, and one metric as text: of the last test, else of the last validation."""
+    ends = [attempt.end for attempt in run.attempts if attempt.end]
+    end = ends[-1] if ends else {}
+    tested, validated = (
+        {name: value for name, value in end.get(key, {}).items() if isinstance(value, int | float)}
+        for key in ("metrics", "validated")
+    )
+    step = end.get("step")
+    if not run.attempts or (run.attempts[-1].end and (tested or validated)):
+        return step, _main_metric(tested or validated)
+    curve_step, newest_metrics = newest_step_and_validation_metrics(
+        *attempt_log.curve_folders(run.path), monitor=history.config_word(run, "checkpoint", "monitor")
+    )
+    steps = [curve_step, _newest_checkpoint_step(run.path)]
+    newest = max((number for number in steps if number is not None), default=step)
+    return step if run.attempts[-1].end else newest, _main_metric(tested or newest_metrics)
 
 
 def newest_step_and_validation_metrics(*folders: Path, monitor: str) -> tuple[int | None, dict[str, float]]:
@@ -42,10 +49,19 @@ def newest_step_and_validation_metrics(*folders: Path, monitor: str) -> tuple[in
     return step, validation_metrics
 
 
-def newest_checkpoint_step(run_dir: Path) -> int | None:
+def _newest_checkpoint_step(run_dir: Path) -> int | None:
     """Return the step of the newest checkpoint; None if there is none."""
     names = (re.fullmatch(r"step-(\d+)(-\d+)*(-averaged)?", path.name) for path in run_dir.glob("checkpoints/step-*"))
     return max((int(name[1]) for name in names if name), default=None)
+
+
+def _main_metric(metrics: Mapping[str, float]) -> str:
+    """Return the most telling metric as text: not the loss where there is another."""
+    names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
+    if not names:
+        return "-"
+    value = metrics[names[-1]]
+    return f"{names[-1]} {value:.0f}" if value >= 1e4 and float(value).is_integer() else f"{names[-1]} {value:.4g}"
 
 
 def _read_event_file(file: Path) -> tuple[int | None, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The meeting of ranks before there is a process group: a key-value store, an exchange of values, their addresses.
+"""The rendezvous of ranks before there is a process group: a key-value store, an exchange of values, addresses.
 
 Imports torch when a store is opened.
 """
