@@ -8,6 +8,7 @@ import lightning as L
 
 from hpc.config.errors import ConfigError
 from hpc.data import sampler_state
+from hpc.data.position import training_loaders
 from hpc.data.sample_order import order_of
 from hpc.data.stream_loader import stream_of
 
@@ -22,7 +23,7 @@ def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool)
     # Lightning fetches a batch more than it needs from loaders of unknown length.
     num_ahead = len(getattr(trainer.fit_loop._data_fetcher, "batches", ())) + is_fetched
     places: list[dict[str, Any]] = []
-    for loader in trainer.fit_loop._combined_loader.flattened:  # type: ignore[union-attr]
+    for loader in training_loaders(trainer):
         if (order := order_of(loader)) is not None:
             places.append(order.state(between_epochs=between_epochs))
         elif (stream := stream_of(loader)) is not None and not between_epochs:
@@ -35,7 +36,7 @@ def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool)
 def prepare_loaders(trainer: L.Trainer, places: list[dict[str, Any]]) -> None:
     """Let the next iterators of the loaders begin with what `loader_places` has saved. Raise `ConfigError`."""
     warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's warning; here it is resumable
-    for loader, place in zip(trainer.fit_loop._combined_loader.flattened, places, strict=False):  # type: ignore
+    for loader, place in zip(training_loaders(trainer), places, strict=False):
         if (stream := stream_of(loader)) is not None and "stream" in place:
             stream.resume_at(place["stream"])
         if (order := order_of(loader)) is not None:
@@ -67,7 +68,7 @@ def finish_orders(trainer: L.Trainer, places: list[dict[str, Any]], *, is_same: 
     Raises:
         ConfigError: they are others.
     """
-    for loader, place in zip(trainer.fit_loop._combined_loader.flattened, places, strict=False):  # type: ignore
+    for loader, place in zip(training_loaders(trainer), places, strict=False):
         if (order := order_of(loader)) is None:
             continue
         if is_same and place.get("checksum") != order.checksum and "checksum" in place:

@@ -3,6 +3,7 @@
 The order of its samples and their random numbers become a function of (seed, epoch), in every layout.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -14,9 +15,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from hpc.config.errors import ConfigError
+from hpc.data.batch_parts import TrainingRanges, batch_ranges
 from hpc.data.sample_order import BATCHES, INDICES, SampleOrder, unwrap
 from hpc.data.sample_randomness import seed_samples
-from hpc.data.sampler import batch_ranges, epoch_key, training_ranges
+from hpc.state.randomness import epoch_key
 
 USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
 
@@ -87,8 +89,8 @@ def _cut_order(
     if batches.drop_last:  # an evaluation leaves out as many samples as in one process
         num_samples -= num_samples % (batch_size * num_ranks if is_training else batch_size)
     if is_training:
-        parts = training_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
-        parts = parts if num_samples >= num_ranks else []
+        num_cut = num_samples if num_samples >= num_ranks else 0
+        parts: Sequence[range] = TrainingRanges(num_cut, batch_size, rank=rank, num_ranks=num_ranks)
     else:
         ranges = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
         parts = [part for part in ranges if part]

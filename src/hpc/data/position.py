@@ -9,6 +9,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # Lig
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from hpc.config.errors import ConfigError
+from hpc.data.rank_steps import data_rank_and_size
 from hpc.data.sample_order import ARRAYS, order_of
 from hpc.state import randomness
 
@@ -127,7 +128,7 @@ def micro_batches_per_step(trainer: L.Trainer, epoch: int) -> int:
 
 
 def accumulation_schedule(trainer: L.Trainer) -> GradientAccumulationScheduler | None:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])  # a trainer outside of training has none
     return next((callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)), None)
 
 
@@ -189,7 +190,7 @@ def has_global_order(loader: Any) -> bool:
 
 def num_data_ranks(trainer: L.Trainer) -> int:
     """Return the number of ranks that get different samples."""
-    return (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    return data_rank_and_size(trainer.strategy)["num_ranks"]
 
 
 def to_int_if_finite(number: float | None) -> int | None:

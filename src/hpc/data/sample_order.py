@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from hpc.data import sampler_state
-from hpc.data.sampler import epoch_key
 from hpc.state import randomness
+from hpc.state.randomness import epoch_key
 
 BATCHES, INDICES, ARRAYS = "batches", "indices", "arrays"  # what an order gives; see SampleOrder
 
@@ -31,11 +31,11 @@ class EpochIndices(list):
 
 @dataclass(frozen=True)
 class EpochIndex:
-    """The index of a sample of a loader that makes no batches, with what its random numbers depend on."""
+    """What a loader that makes no batches asks for, with what its random numbers depend on."""
 
-    index: Any
+    index: Any  # of a sample; or those of a batch, as an array
     epoch: int
-    place: int
+    place: int  # in the order, of the first one
 
     def __index__(self) -> int:
         return self.index
@@ -55,10 +55,10 @@ class SampleOrder(DistributedSampler, SequentialSampler):
 
     Args:
         sampler: of known length. It gives samples or, if there are no `parts`, batches.
-        parts: the positions in the order of each batch of this rank; see sampler.py. For an
+        parts: the positions in the order of each batch of this rank; see batch_parts.py. For an
             empty part it gets a sample to compute along with. None: ranks take the sampler's batches in turns.
         drops_rest: of batches in turns, all ranks get equally many: the last ones of an epoch may be left out.
-        gives: "batches": EpochIndices; "indices": EpochIndex, one sample at a time; "arrays": the epoch and an array.
+        gives: "batches": EpochIndices; "indices": EpochIndex, one sample at a time; "arrays": EpochIndex of an array.
         is_even: all ranks have equally many batches.
         is_shared: the order is that of all ranks; False: the sampler already gives this rank a part of its own.
         repeats_first_epoch: each epoch has the order of the first one.
@@ -172,7 +172,7 @@ class SampleOrder(DistributedSampler, SequentialSampler):
         first = part.start if part else len(order) - 1
         indices = order[first : max(first + 1, part.stop)]
         if self.gives == ARRAYS:
-            return self.epoch, indices
+            return EpochIndex(indices, self.epoch, first)
         indices = indices.tolist() if isinstance(indices, np.ndarray) else indices
         if self.gives == INDICES:
             return EpochIndex(indices[0], self.epoch, first)

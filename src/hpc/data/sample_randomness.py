@@ -4,7 +4,7 @@ So they are the same in every layout and after a resume, and no batch must be fe
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, get_worker_info
 
 from hpc.data.sample_order import EpochIndex, EpochIndices
-from hpc.data.sampler import sample_seeds
 from hpc.run.signals import block_signals_in_worker
 from hpc.state import plain_forms, randomness
 
@@ -39,7 +38,7 @@ class SeededSamples(Dataset):
     again before samples are collated. A dataset that fetches many samples at once is seeded once for them all.
     """
 
-    def __init__(self, dataset: Any, collate: Any, *, seed: int, watch: list[Any]) -> None:
+    def __init__(self, dataset: Any, collate: Any, *, seed: int, watch: Sequence[Any] = ()) -> None:
         self.dataset, self.collate, self.seed, self.watch = dataset, collate, seed, watch
         self.generators = [*find_generators([dataset, collate])]
 
@@ -48,19 +47,20 @@ class SeededSamples(Dataset):
 
     def __getitem__(self, index: EpochIndex) -> Any:
         """Return the sample of a loader that makes no batches."""
-        return self._fetch(index.epoch, [index.index], places=[index.place], is_batch=False)
+        return self.fetch(index.epoch, [index.index], places=[index.place], is_batch=False)
 
     def __getitems__(self, indices: EpochIndices) -> Any:
-        return self._fetch(indices.epoch, list(indices), places=list(indices.places))
+        return self.fetch(indices.epoch, list(indices), places=indices.places)
 
-    def _fetch(self, epoch: int, indices: list[Any], *, places: list[int], is_batch: bool = True) -> Any:
+    def fetch(self, epoch: int, indices: list[Any], *, places: Sequence[int], is_batch: bool = True) -> Any:
+        """Return the samples of a batch, collated; of `is_batch` False, the one sample."""
         with ExitStack() as stack:
             if get_worker_info() is None:  # a worker has copies of its own
                 stack.enter_context(isolate_rng(include_cuda=False))
                 stack.enter_context(randomness.kept(self.generators))
                 for watch in self.watch:
                     stack.enter_context(watch())
-            seeds = sample_seeds(self.seed, epoch, indices=places)
+            seeds = randomness.sample_seeds(self.seed, epoch, places=places)
             if is_batch and fetches_together(self.dataset):
                 self._seed(seeds[0])
                 samples = self.dataset.__getitems__(indices)
@@ -111,11 +111,12 @@ def _make_iterator(loader: DataLoader, seed: int) -> Any:
     view, watch = copy(loader), vars(loader)[WATCH] if not loader.num_workers else []
     del vars(view)["_get_iterator"]
     vars(view)["dataset"] = SeededSamples(loader.dataset, loader.collate_fn, seed=seed, watch=watch)
-    view.collate_fn = _as_it_is
+    view.collate_fn = as_it_is
     return view._get_iterator()
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """Collate nothing: the batch is one already."""
     return batch
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hpc.config.errors import ConfigError
+from hpc.data.sample_randomness import as_it_is
 from hpc.data.stream_sharing import NOTHING, RANKS, WORKERS, SharedStream, has_state, prepare_stream
 from hpc.run.signals import block_signals_in_worker
 
@@ -49,7 +50,7 @@ class StreamLoader:
         self.batch_size = loader.batch_size if self._has_samples else None
         stream, self.splits = prepare_stream(self.dataset, splits=splits, rank=rank, num_ranks=num_ranks, split=split)
         self.shared = SharedStream(stream, rank=rank, num_ranks=num_ranks, splits=self.splits, seed=seed)
-        options: dict[str, Any] = {"collate_fn": _as_it_is}
+        options: dict[str, Any] = {"collate_fn": as_it_is}
         if self._has_samples:
             options = {name: getattr(loader, name) for name in KEPT}
             options["worker_init_fn"] = partial(_init_worker, loader.worker_init_fn)
@@ -202,7 +203,3 @@ def stream_of(loader: Any) -> StreamLoader | None:
     """Return the loader of a stream, which `EvenBatches` may hold; None for another loader."""
     candidates = (loader, getattr(loader, "loader", None))
     return next((candidate for candidate in candidates if isinstance(candidate, StreamLoader)), None)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -23,7 +23,7 @@ from hpc.launch.placement import Placement
 from hpc.logging import hyperparameters, loggers, positions
 from hpc.logging.curves import Curves
 from hpc.logging.logged_names import MatchingConnector
-from hpc.packed.staging_progress import StagingProgress
+from hpc.packed.staging import StagingProgress
 from hpc.predict import prediction_writer
 from hpc.predict.prediction_writer import PredictionWriter
 from hpc.resume.changed_hyperparameters import HyperparameterUpdater

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 
-from hpc.state import checksums, holder_fields, holders, plain_forms, restorable, structure
+from hpc.state import checksums, holder_fields, holders, plain_forms, restorable
 from hpc.state.holder_fields import CONTENT, DATASET
 
 Place = tuple[str, str]  # an owner's name and an attribute's
@@ -51,7 +51,7 @@ def changes(
         if names.get(value) == holders.VIEW:
             continue
         form = plain_forms.NOT_SEEN if fingerprint == checksums.UNREADABLE else plain_forms.NOT_KEPT
-        if form == plain_forms.NOT_KEPT and not owner.startswith(DATASET) and name not in structure.NAMES:
+        if form == plain_forms.NOT_KEPT and not owner.startswith(DATASET) and name not in holder_fields.STRUCTURE:
             form = plain_forms.to_plain_on_host(value, _NamesFromBefore(names, made))
         yield (owner, name), fingerprint, form
 
@@ -119,7 +119,7 @@ def differing_names(trainer: L.Trainer, module: L.LightningModule, *, changed: C
 
 def shown_name(owner: str, name: str) -> str:
     """Return the attribute name to print: that of the outermost object; of layers and hooks whose they are."""
-    if name in structure.NAMES:
+    if name in holder_fields.STRUCTURE:
         return f"{name.strip()} of {owner.partition(' ')[2] or 'the module'}"
     return holders.shown_name(owner, name)
 

@@ -13,10 +13,10 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from hpc.state import attributes, checksums, holder_fields, holders, plain_forms, structure
+from hpc.state import attributes, checksums, holder_fields, holders, plain_forms
 
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-NO_ATTRIBUTES = (holder_fields.CONTENT, structure.LAYERS, structure.HOOKS)  # in place of a name
+NO_ATTRIBUTES = (holder_fields.CONTENT, *holder_fields.STRUCTURE)  # in place of a name
 MODULE = "module "  # beginning of the names of the module and of its parts
 FIRST_BATCHES = 2  # of an epoch, at which attributes may be new: the first batch may make them
 OF_DATA = (holders.DATA, holders.COLLATE)

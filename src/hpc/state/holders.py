@@ -31,17 +31,13 @@ VIEW = "a view of a weight"
 
 def find_holders(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
     """Return all objects that keep attributes, by their names; first those that Lightning knows."""
-    return with_nested_holders(dict(_lightning_holders(trainer, module)))
-
-
-def with_nested_holders(holders: dict[str, Any]) -> dict[str, Any]:
-    """Return these, and all holders in their attributes."""
-    found, queue, seen = dict(holders), deque(holders.items()), {id(holder) for holder in holders.values()}
+    found = dict(_lightning_holders(trainer, module))
+    queue, seen = deque(found.items()), {id(holder) for holder in found.values()}
     while queue:
         owner_name, owner = queue.popleft()
         for name, value in unsaved_fields(owner_name, owner) if not has_state_dict(owner) else ():
             for path, holder in _holders_in(f"{owner_name}/{name}", value):
-                for part_name, part in network_parts(path, holder).items():
+                for part_name, part in _network_parts(path, holder).items():
                     if id(part) not in seen:
                         seen.add(id(part))
                         found[part_name] = part
@@ -49,7 +45,7 @@ def with_nested_holders(holders: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def network_parts(name: str, holder: Any) -> dict[str, Any]:
+def _network_parts(name: str, holder: Any) -> dict[str, Any]:
     """Return an object by its name and, if it is a network, the parts of it by theirs."""
     if not isinstance(holder, nn.Module):
         return {name: holder}

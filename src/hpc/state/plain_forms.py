@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpc.checkpoint.plain_data import PLAIN_TYPES, is_plain
 from hpc.config.errors import ConfigError
-from hpc.state import restorable
+from hpc.state import randomness, restorable
 from hpc.state.checksums import NameLookup
 
 KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
@@ -181,10 +181,6 @@ def _fill_deque(present: deque, value: deque) -> None:
     present.extend(value)
 
 
-def _fill_generator(present: np.random.Generator, value: np.random.Generator) -> None:
-    present.bit_generator.state = value.bit_generator.state
-
-
 def _iterator_parts(value: Any) -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of those of itertools, from Python 3.12 on
@@ -221,7 +217,7 @@ def _make_generator(state: dict[str, Any]) -> np.random.Generator:
 
 
 def _with_state(generator: Any, state: Any) -> Any:
-    (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+    randomness.set_state(generator, state)
     return generator
 
 
@@ -263,8 +259,5 @@ FILLERS: dict[type, Callable[[Any, Any], object]] = {
     list: _fill_list,
     deque: _fill_deque,
     **dict.fromkeys((set, dict, Counter, OrderedDict, defaultdict), _fill_set_or_dict),
-    np.random.Generator: _fill_generator,
-    np.random.RandomState: lambda present, value: present.set_state(value.get_state()),
-    random.Random: lambda present, value: present.setstate(value.getstate()),
-    torch.Generator: lambda present, value: present.set_state(value.get_state()),
+    **dict.fromkeys(GENERATORS, lambda present, value: randomness.set_state(present, randomness.get_state(value))),
 }

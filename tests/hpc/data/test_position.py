@@ -15,8 +15,8 @@ from torch.utils.data import (
 
 from hpc.config.errors import ConfigError
 from hpc.data import position, position_checks
+from hpc.data.batch_parts import batch_ranges
 from hpc.data.sample_order import ARRAYS, SampleOrder
-from hpc.data.sampler import batch_ranges
 
 NUMBERS = range(50)
 
@@ -53,7 +53,7 @@ def trainer(
         limit_test_batches=1.0,
         num_devices=ranks,
         callbacks=[GradientAccumulationScheduler(schedule)] if schedule else [],
-        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
+        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks, "rank": 0}),
         fit_loop=SimpleNamespace(_combined_loader=loaders, epoch_loop=SimpleNamespace(val_loop=validation)),
     )
 

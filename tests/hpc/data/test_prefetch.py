@@ -6,8 +6,7 @@ import pytest
 from test_data import built
 
 from hpc.data.data_module import DataModule
-from hpc.data.fetching import BatchLoader, IndexedDataset
-from hpc.data.prefetch import prefetch
+from hpc.data.fetching import BatchLoader, IndexedDataset, prefetch
 
 
 def thread_names():

@@ -18,9 +18,9 @@ from test_pack import PIXELS, batches, pack_images, pack_text, write_texts
 from torch.distributed import TCPStore
 
 from hpc.config.errors import ConfigError
-from hpc.packed import checks, packed_images, staging, staging_progress
+from hpc.packed import checks, packed_images, staging
 from hpc.packed import pack_images as pack_images_module
-from hpc.packed.staging_progress import StagingProgress
+from hpc.packed.staging import StagingProgress
 from hpc.run.signals import SignalState
 from hpc.run.watchdog import Watchdog
 from hpc.system import private_folder
@@ -233,7 +233,7 @@ def test_a_copy_is_progress_of_all_ranks_whatever_else_they_exchange(tmp_path, m
         StagingProgress(watch)
         watch.add_store_exchange(lambda _: exchanged.set())
         watch.report_progress(7, "training")
-        store.add(staging_progress.STORE_KEY, 1)  # another rank's copy has grown
+        store.add(staging.STORE_KEY, 1)  # another rank's copy has grown
         assert exchanged.wait(30)
         assert "since step 7 (copying data to a node)" in watch._describe_hang(60)
 

@@ -27,7 +27,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
 from hpc.resume.initial_values import InitialValues, without_computed
-from hpc.state import attributes, checksums, plain_forms, structure, trainer_settings
+from hpc.state import attributes, checksums, holder_fields, plain_forms, trainer_settings
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -401,7 +401,7 @@ def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: py
     module.tracked.increment()
     module.head.register_full_backward_hook(nn.Module._maybe_warn_non_full_backward_hook)  # a library's own
     changed = {(owner, name) for owner, name, _ in attributes.find_changed(trained(module), module, initial=before)}
-    assert not [owner for owner, name in changed if name in (structure.LAYERS, structure.HOOKS)]
+    assert not [owner for owner, name in changed if name in holder_fields.STRUCTURE]
     module.trains()
     named: set[str] = set()
     attributes.print_unsaved(attributes.find_changed(trained(module), module, initial=before), named)

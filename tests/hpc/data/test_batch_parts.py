@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
+from hpc.data.batch_parts import TrainingRanges, batch_ranges
 from hpc.data.sample_order import ARRAYS, SampleOrder
-from hpc.data.sampler import MicroBatches, batch_ranges, uniform_per_sample
+from hpc.state.randomness import uniform_per_sample
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
 
 
 def training_order(num_samples, global_batch_size, *, rank=0, ranks=1, accumulate=1, seed=1, **options):
-    parts = MicroBatches(num_samples, global_batch_size, rank=rank, num_ranks=ranks, accumulate=accumulate)
+    batch_size, num_whole = global_batch_size // (ranks * accumulate), num_samples - num_samples % global_batch_size
+    parts = TrainingRanges(num_whole, batch_size, rank=rank, num_ranks=ranks)
     return SampleOrder(RandomSampler(range(num_samples)), parts, seed=seed, gives=ARRAYS, **options)
 
 
@@ -24,9 +26,9 @@ def evaluation_order(num_samples, batch_size, *, rank, ranks):
 
 def batches(sampler, epoch=0):
     """Return the indices of each batch."""
-    epochs_and_indices = list(sampler)
-    assert {number for number, _ in epochs_and_indices} <= {epoch}
-    return [indices.tolist() for _, indices in epochs_and_indices]
+    batches = list(sampler)
+    assert {batch.epoch for batch in batches} <= {epoch}
+    return [batch.index.tolist() for batch in batches]
 
 
 def flat(batches):
@@ -113,7 +115,7 @@ def test_workers_that_fetch_ahead_change_nothing(num_workers):
     loader = DataLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
     next(iter(loader))
     sampler.go_to(1, 3)
-    rest = [(epoch, indices.tolist()) for epoch, indices in loader]
+    rest = [(batch.epoch, batch.index.tolist()) for batch in loader]
     assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
 
 
