@@ -23,7 +23,7 @@ def checked(*words: str) -> DictConfig:
 PLUSES = [
     "trainer.val_check_interval=0.25",  # no file of configs/ has it
     "trainer.max_time={days: 1}",
-    "trainer.log_every_n_steps=1",  # configs/trainer/base.yaml has it
+    "trainer.log_every_n_steps=1",  # which the library sets
     "model.optimizer.amsgrad=true",
     "model.network.dropout=0.1",
     "callbacks.throughput.every_n_steps=5",

@@ -289,7 +289,7 @@ def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_p
     assert by_hand.returncode == 2 and str(node.run_dir) in by_hand.stderr
 
 
-def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tmp_path: Path) -> None:
+def test_a_script_has_a_run_for_each_job_and_for_each_call_in_an_allocation(node: Node, tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("")
     copy = 'mkdir -p "$3/code" && cp env.sh "$3/code"'
     node.program(
@@ -308,14 +308,19 @@ def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tm
         environ = {"SLURM_JOB_ID": "17", "SRUN": srun, "PATH": f"{node.bin}:/usr/bin:/bin"} | environ
         done = subprocess.run(["bash", preset], cwd=tmp_path, env=environ, capture_output=True, text=True)
         assert (done.returncode == 0) == (outcome == "finished"), done.stderr
+        if outcome == "rejected":
+            assert done.returncode == 2 and "a job has one run of this name" in done.stderr, done.stderr
         found = [line for line in node.noted("srun.env") if line.startswith("HPC_RUN_DIR=")]
         return found[0].rpartition("/")[2] if found else ""
 
-    starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed"), ("gpu", "finished")]
-    assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3", "-4")]
+    starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed")]
+    assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3")]
+    batch = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "18"}
+    assert start("gpu", "failed", **batch) == "digits_resnet_18"
+    assert start("fsdp", "rejected", **batch) == ""
     again = {"SLURM_RESTART_COUNT": "1", "SHOW": "JobState=RUNNING Reason=None Restarts=1 x"}
-    restarted = [start(preset, "finished", **again) for preset, _ in starts]
-    assert restarted == ["", "digits_resnet_17-2", "digits_resnet_17-3", ""]
+    assert start("gpu", "finished", **batch, **again) == "digits_resnet_18"
+    assert start("gpu", "finished", **batch, **again) == ""  # it is finished already
 
 
 @pytest.mark.parametrize("code", [0, 1, 85, 137])

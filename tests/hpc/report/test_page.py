@@ -25,7 +25,7 @@ from hpc.charts import chart
 from hpc.charts import page as charts_page
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import blocks, latest_metric, overview, page, run_charts, run_data, run_rates, terminal
+from hpc.report import blocks, latest_metric, overview, page, run_charts, run_data, scaling_table, terminal
 from hpc.run import attempt_log, causes, history
 
 BEGAN = 1_790_000_000.0
@@ -471,7 +471,7 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     attempt_log.record_start(run_dir, 3, environ={}, log_dirs=["table", place])
     assert "no curves" not in reported(run_dir)[0].under("Curves")
     assert latest_metric.latest_step_and_metric(history.read_run(run_dir, "x"))[0] == 100
-    measured = run_rates.read_rates(run_dir)
+    measured = scaling_table.read_rates(run_dir)
     assert measured and measured.rate_per_second == 320
 
 

@@ -60,6 +60,7 @@ def test_where_only_values_differ_hydra_composes_once(monkeypatch: pytest.Monkey
         ([*values, "cluster=slurm"], 1),
         (["seed=1,2,3", "trainer=ddp,gpu", "name=a,'${seed}'"], 2),
         (["+model.network.extra={a: 1},{b: 2}"], 2),
+        (["trainer.precision=16,32"], 2),  # 16-mixed and 32-true
     ):
         members = sweep.compose_members(typed, FOLDER)
         assert len(calls) == count, typed

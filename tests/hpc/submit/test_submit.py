@@ -4,7 +4,6 @@ import errno
 import importlib.util
 import json
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -24,7 +23,6 @@ from omegaconf import OmegaConf
 
 from hpc.config import compose, defaults, freezing, library, parse, personal_clusters, project
 from hpc.config.errors import ConfigError
-from hpc.jobs import job
 from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
 
@@ -159,14 +157,10 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     desk.set.setenv("SBATCH_RESERVATION", "course")
     assert desk.type("cluster=slurm") == 0
     assert "SBATCH_ACCOUNT=grant of this shell is not passed on; the job gets it by cluster.account=grant" in desk.err
-    option = 'cluster.options=["--reservation=course"]'
-    assert f"gets it by '{option}'" in desk.err and "SBATCH_" not in desk.noted("sbatch.env")
-    assert desk.type("cluster=slurm", "cluster.account=grant", option) == 0, desk.err
-    assert "SBATCH_" not in desk.err
-    for variable, key in (("JOB_NAME", "name"), ("MEM_PER_NODE", "cluster.memory_gb"), ("GPUS", "trainer.devices")):
-        desk.set.setenv(f"SBATCH_{variable}", "4")  # an option of this name would be rejected
-        assert desk.type("cluster=slurm") == 0
-        assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= sets that" in desk.err
+    assert "SBATCH_RESERVATION=course of this shell is not passed on; cluster.options= takes options" in desk.err
+    assert "SBATCH_" not in desk.noted("sbatch.env")
+    assert desk.type("cluster=slurm", "cluster.account=grant") == 0, desk.err
+    assert "SBATCH_ACCOUNT" not in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
     assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
 
@@ -692,16 +686,6 @@ def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "clusters.yaml"
 
 
-def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) -> None:
-    personal.write_text('juwels_booster: {account: mine, time: "2:00:00", env: {A: "1"}}\nlumi_g: {account: other}\n')
-    cluster = compose.compose_overrides(["cluster=juwels_booster"]).cluster
-    assert (cluster.account, cluster.time, cluster.partition, cluster.env.A) == ("mine", "2:00:00", "booster", "1")
-    for typed in ("cluster.account=typed", "++cluster.account=typed"):
-        cluster = compose.compose_overrides(["cluster=juwels_booster", typed]).cluster
-        assert (cluster.account, cluster.time) == ("typed", "2:00:00")
-    assert compose.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
-
-
 def test_values_of_the_user_are_taken_for_a_cluster_of_another_folder(personal: Path, tmp_path: Path) -> None:
     file = tmp_path / "shared" / "cluster" / "ours.yaml"
     file.parent.mkdir(parents=True)
@@ -709,18 +693,6 @@ def test_values_of_the_user_are_taken_for_a_cluster_of_another_folder(personal: 
     personal.write_text("ours: {account: mine}")
     cfg = compose.compose_overrides([f"hydra.searchpath=[file://{tmp_path}/shared]", "cluster=ours"])
     assert cfg.cluster.account == "mine"
-
-
-def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
-    personal.write_text("lumi_g: {env: {WANDB_MODE: offline, NCCL_DEBUG: WARN}}")
-    shipped = compose.compose_overrides(["cluster=lumi_g"], personal=False).cluster.env
-    assert compose.compose_overrides(["cluster=lumi_g"]).cluster.env == {
-        **shipped,
-        "WANDB_MODE": "offline",
-        "NCCL_DEBUG": "WARN",
-    }
-    typed = compose.compose_overrides(["cluster=lumi_g", "+cluster.env.NCCL_DEBUG=INFO"]).cluster.env
-    assert typed == {**shipped, "WANDB_MODE": "offline", "NCCL_DEBUG": "INFO"}
 
 
 @pytest.mark.parametrize(
@@ -736,7 +708,6 @@ def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
     ],
 )
 def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal: Path) -> None:
-    from hpc.config import parse
 
     personal.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -768,15 +739,6 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
     assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
     assert (first["from_step"], second["attempt"], second["from_step"]) == (0, 2, 500)
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
-
-
-def test_the_job_is_a_plain_value() -> None:
-    words = ["cluster=slurm", "trainer=ddp"]
-    first, again, other = (
-        job.job_from_config(parse.parse(compose.compose_overrides([*words, *more])))
-        for more in ([], [], ["trainer.num_nodes=2"])
-    )
-    assert first == again and first != other and pickle.loads(pickle.dumps(first)) == first
 
 
 @pytest.mark.parametrize("then", ["without it", "another one"])
