@@ -55,7 +55,6 @@ LONG = {
     "hpc/report/test_board.py::test_the_curve_of_a_run_that_was_killed_is_one_curve": [],
     "hpc/resume/test_evaluation_stop.py::test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again": [
         "a validation between two ranks",
-        "an epoch of statistics",
     ],
     "hpc/resume/test_nonfinite.py::test_the_run_does_not_go_back_where_nothing_was_saved": [],
     "hpc/resume/test_nonfinite.py::test_the_update_is_left_out_on_all_ranks": ["ddp"],
@@ -103,7 +102,6 @@ LONG = {
     "hpc/system/test_other_systems.py::test_a_run_trains_and_resumes_without_linux": [],
     "hpc/training/test_averaging.py::test_a_run_that_is_stopped_ends_as_one_that_is_not": [
         "moving, at the end of an epoch",
-        "stochastic, without batch norm",
         "stochastic",
     ],
     "hpc/training/test_averaging.py::test_one_that_died_after_its_last_step_tests_the_average": ["stochastic*"],

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
@@ -18,6 +17,7 @@ from hpc.config.errors import ConfigError
 from hpc.data.batch_parts import TrainingRanges, batch_ranges
 from hpc.data.sample_order import BATCHES, INDICES, SampleOrder, unwrap
 from hpc.data.sample_randomness import seed_samples
+from hpc.privates.lightning import IndexBatchSamplerWrapper
 from hpc.state.randomness import epoch_key
 
 USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
@@ -57,7 +57,7 @@ def share_loader(
         raise loader_error(split, loader, rule=f"{rule}; the number of samples is {sized_len(loader.dataset)}", fix=fix)
     # As Lightning did with the loader of a prediction, whose samples it records.
     is_recorded = stage == RunningStage.PREDICTING and batches is not None
-    other = _with_batches(loader, _IndexBatchSamplerWrapper(shared) if is_recorded else shared)  # type: ignore[arg-type]
+    other = _with_batches(loader, IndexBatchSamplerWrapper(shared) if is_recorded else shared)  # type: ignore[arg-type]
     seed_samples(other, seed)
     if not is_training and other.persistent_workers:
         # They get a seed once, in the sanity check, which a resumed run has not. No sample depends on it.

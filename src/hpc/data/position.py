@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # Lightning calls the first at each epoch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from hpc.config.errors import ConfigError
 from hpc.data.rank_steps import data_rank_and_size
 from hpc.data.sample_order import ARRAYS, order_of
+from hpc.privates.lightning import set_sampler_epoch
 from hpc.state import randomness
 
 EVALUATION_LIMITS = ("limit_val_batches", "limit_test_batches")
@@ -108,7 +109,7 @@ def start_at(trainer: L.Trainer, start: DataPosition) -> None:
     combined: Any = loop._combined_loader
     repeats_shorter = combined._mode == "max_size_cycle"  # a loader that has ended begins again
     for loader in combined.flattened:
-        _set_sampler_epoch(loader, start.epoch)
+        set_sampler_epoch(loader, start.epoch)
         if (order := order_of(loader)) is not None:
             done = start.batches % len(order) if repeats_shorter else min(start.batches, len(order))
             order.go_to(start.epoch, done)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from hpc.data import sampler_state
+from hpc.privates.lightning import IndexBatchSamplerWrapper
 from hpc.state import randomness
 from hpc.state.randomness import epoch_key
 
@@ -188,7 +188,7 @@ def index_sampler(loader: Any) -> Any:
 
 def unwrap(batches: Any) -> Any:
     """Return the batch sampler that Lightning has wrapped to record the samples of a prediction."""
-    return batches._batch_sampler if isinstance(batches, _IndexBatchSamplerWrapper) else batches
+    return batches._batch_sampler if isinstance(batches, IndexBatchSamplerWrapper) else batches
 
 
 def order_of(loader: Any) -> SampleOrder | None:

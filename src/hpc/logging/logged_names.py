@@ -109,5 +109,5 @@ def _without_value(description: dict[str, Any], trainer: Any) -> privates.Result
         setattr(result, name, state.to(trainer.strategy.root_device, getattr(torch, dtype.removeprefix("torch."))))
     if dtypes is None:
         result.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
-    result._update_count = 1  # else torchmetrics warns of a value without an update
+    privates.mark_as_updated(result)
     return result

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from hpc.data.batch_contents import iterate_tensors
 from hpc.monitor.flops import operation_flops
 from hpc.privates import torch as privates
+from hpc.privates.torch_sharding import local_shard
 
 ATEN = torch.ops.aten
 # What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
@@ -158,8 +159,3 @@ def is_view(func: Any) -> bool:
 def storage_key(tensor: Tensor) -> int:
     """Return a key of the storage behind a tensor."""
     return privates.storage_key(local_shard(tensor).untyped_storage())
-
-
-def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor."""
-    return getattr(tensor, "_local_tensor", tensor)

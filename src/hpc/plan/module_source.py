@@ -33,7 +33,7 @@ class ModuleSource:
         blocks: paths of its lists of blocks; None: they are found.
     """
 
-    def __init__(self, make_module: Callable[[], L.LightningModule], blocks: Any = None) -> None:
+    def __init__(self, make_module: Callable[[], L.LightningModule], blocks: Any) -> None:
         self.make_module, self.block_paths = make_module, blocks
         self._real: L.LightningModule | None = None
 

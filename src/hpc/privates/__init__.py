@@ -5,7 +5,5 @@ A release of the library may rename them: tests/hpc/privates tries each, and nam
 Others use
     lightning   the state of Lightning's loops, loggers, strategies and callbacks
     torch       torch's hooks, buffers, storages, DDP, compiler, dispatcher and tensors without content
-
-FSDP2's and DTensor's are in strategies/sharded_parameters.py, gathering.py and sharded_tensors.py, which do nothing
-else.
+    torch_sharding  FSDP2's records of sharded parameters, and the parts of DTensors
 """

@@ -3,7 +3,9 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.fabric.utilities.data import _set_sampler_epoch as set_sampler_epoch
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher as DataLoaderIterDataFetcher
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper as IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector as LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata as Metadata
@@ -14,8 +16,20 @@ from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle as MaxSize
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
-# Values that ranks log are matched by their names, where Lightning reduces them in the order of the calls.
-__all__ = ["LoggerConnector", "Metadata", "ResultCollection", "ResultMetric", "Sync"]
+__all__ = [
+    # A training_step that takes the iterator is recognised by how its batches are fetched.
+    "DataLoaderIterDataFetcher",
+    # The batch sampler that Lightning puts around another one, to record the indices of a prediction.
+    "IndexBatchSamplerWrapper",
+    # Values that ranks log are matched by their names, where Lightning reduces them in the order of the calls.
+    "LoggerConnector",
+    "Metadata",
+    "ResultCollection",
+    "ResultMetric",
+    "Sync",
+    # A loader whose sampler has a `set_epoch` is told each epoch, as Lightning does it.
+    "set_sampler_epoch",
+]
 
 # The attribute of a module that Lightning sets before and after each hook, some forty times a step.
 CURRENT_HOOK = "_current_fx_name"
@@ -74,3 +88,18 @@ def device_mesh(strategy: Any) -> Any:
 def average_of(callback: WeightAveraging) -> nn.Module | None:
     """Return the network that holds the average; None before the first setup."""
     return callback._average_model.module if callback._average_model else None
+
+
+def num_averaged(callback: WeightAveraging) -> int:
+    """Return how often the average has been updated, which says whether a saved one is still the present one."""
+    return int(callback._average_model.n_averaged) if callback._average_model else 0
+
+
+def has_saved_schedule(callback: StochasticWeightAveraging) -> bool:
+    """Return whether a checkpoint has given a schedule that Lightning takes up at the beginning of an epoch only."""
+    return callback._scheduler_state is not None
+
+
+def mark_as_updated(result: Any) -> None:
+    """Let a value count as logged, as torchmetrics warns of one that is computed without an update."""
+    result._update_count = 1

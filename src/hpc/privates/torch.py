@@ -41,6 +41,16 @@ def has_gradient_hook(parameter: nn.Parameter) -> bool:
     return any(getattr(parameter, name) for name in GRADIENT_HOOKS)
 
 
+def has_tensor_hook(parameter: Any) -> bool:
+    """Return whether a parameter has a hook of `register_hook`, which is not called of a parameter that is sharded."""
+    return bool(parameter._backward_hooks)
+
+
+def num_changes(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place, except through its `data`; 0 of a tensor for inference."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the hooks before and after a forward, by key, to replace some of them."""
     return module._forward_pre_hooks, module._forward_hooks
@@ -74,6 +84,13 @@ def compile_blocks_alone(max_variants: int) -> None:
 def is_in_backward() -> bool:
     """Return whether autograd computes gradients now, in this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def make_fake_store() -> Any:
+    """Return the store of a process group whose other ranks do not exist; torch has it for its own tests."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -1,7 +1,6 @@
 """The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config import freezing, trust
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.data.same_data import SameData
 from hpc.launch.placement import Placement
-from hpc.logging import hyperparameters, loggers, positions
+from hpc.logging import hyperparameters
 from hpc.logging.curves import Curves
 from hpc.logging.logged_names import MatchingConnector
 from hpc.packed.staging import StagingProgress
@@ -58,9 +58,9 @@ def make_trainer(
     if run.process.is_reporting_rank and not run.checkpoint:
         trust.print_untrusted(cfg.node)
     ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
-    rest = _load_given_weights(run, module, ckpt) if ckpt and not run.checkpoint else {}
+    rest = _load_weights(run, module, ckpt) if ckpt and not run.checkpoint else {}
     references = freezing.map_values_to_references(cfg.node)
-    run_loggers = _make_loggers(run, references)
+    run_loggers = record.begin_logging(run, references)
     StagingProgress(run.watch)
     progress.silence_libraries()
     single.extend_group_timeouts()
@@ -76,13 +76,14 @@ def make_trainer(
     ]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
-    _configure_strategy(trainer, run, references)
+    trainer.strategy.references = references  # type: ignore[attr-defined]
+    _configure_strategy(trainer, cfg, store=run.watch.store)
     hyperparameters.log_config(trainer, cfg, attempt=run.number)
     return trainer
 
 
-def _load_given_weights(run: Attempt, module: L.LightningModule, ckpt: str) -> dict[str, Any]:
-    """Load the weights of `ckpt=`, with which a run begins, and return the rest of that checkpoint if it is needed."""
+def _load_weights(run: Attempt, module: L.LightningModule, ckpt: str) -> dict[str, Any]:
+    """Load what the run begins with. Return the rest of the checkpoint for a test or prediction, which needs it."""
     if run.process.is_reporting_rank:
         print(f"the run begins with the weights of {ckpt}", flush=True)
     if run.cfg.task != "train":
@@ -91,48 +92,25 @@ def _load_given_weights(run: Attempt, module: L.LightningModule, ckpt: str) -> d
     return {}
 
 
-def _make_loggers(run: Attempt, references: Mapping[str, str]) -> list[Logger]:
-    """Make the loggers, after whatever else may be rejected: from here on the attempt is on record.
+def _configure_strategy(trainer: Any, cfg: Config, *, store: Any) -> None:
+    """Give the strategy what the config says of the module and the data, and what its ranks need to meet.
 
     Args:
-        references: of values of the environment, which no logger may get.
+        store: that all ranks reach; None for ranks that a person has placed.
     """
-    loggers_by_name: dict[str, Logger] = {}
-    writer = positions.new_writer(run.number)
-    if not run.cfg.trainer.arguments.get("fast_dev_run"):  # else Lightning replaces them by one with any attribute
-        starts = attempt_log.read_starts(run.run_dir)
-        loggers_by_name = loggers.build_loggers(
-            run.cfg, run.checkpoint, starts=starts, writer=writer, is_writing=run.claim is not None
-        )
-    run_loggers = list(loggers_by_name.values())
-    loggers.hide_secrets(run_loggers, references)
-    if run.claim:
-        record.begin_attempt_logs(run, loggers_by_name, writer=writer)
-        loggers.restrict_writing(run_loggers, run.claim.may_write)
-    loggers.tolerate_failures(run_loggers)
-    return run_loggers
-
-
-def _configure_strategy(trainer: L.Trainer, run: Attempt, references: Mapping[str, str]) -> None:
-    """Give the strategy what the config says, and ranks that log values a meeting."""
-    strategy: Any = trainer.strategy
-    settings = run.cfg.strategy
-    strategy.references = references
-    strategy.changes = ModuleChanges(
-        blocks=settings.blocks,
-        activation_checkpointing=settings.activation_checkpointing,
-        compile=settings.compile,
-        channels_last=settings.channels_last,
-        precision=str(run.cfg.trainer.precision),
+    trainer.strategy.changes = ModuleChanges(
+        blocks=cfg.strategy.blocks,
+        activation_checkpointing=cfg.strategy.activation_checkpointing,
+        compile=cfg.strategy.compile,
+        channels_last=cfg.strategy.channels_last,
+        precision=str(cfg.trainer.precision),
     )
-    strategy.stream_splits = run.cfg.data.get("stream_splits")
+    trainer.strategy.stream_splits = cfg.data.get("stream_splits")
     if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
         warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
     else:
-        connector: Any = trainer._logger_connector
-        connector.__class__ = MatchingConnector
-        store = run.watch.store  # None for ranks that a person has placed
-        strategy.meeting = Meeting(store) if store else None
+        trainer._logger_connector.__class__ = MatchingConnector
+        trainer.strategy.meeting = Meeting(store) if store else None
 
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:

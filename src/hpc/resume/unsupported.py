@@ -9,7 +9,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 
 from hpc.checkpoint import weights
@@ -165,7 +164,7 @@ TrainerQuery = Callable[[L.Trainer], object]
 # Whether the rule is broken, the key, its value, the rule, the fix.
 RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
     (
-        lambda trainer: isinstance(trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher),
+        lambda trainer: isinstance(trainer.fit_loop._data_fetcher, privates.DataLoaderIterDataFetcher),
         "model",
         lambda trainer: f"{type(trainer.lightning_module).__name__}.training_step(dataloader_iter)",
         "The training_step must take a batch, not an iterator",

@@ -7,10 +7,10 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torchmetrics import Metric
 
 from hpc.privates.torch import forward_hooks, is_in_backward
+from hpc.privates.torch_sharding import begin_forward, end_forward, is_fsdp_hook, is_in_forward
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -26,7 +26,7 @@ def gather_for_steps(module: Any) -> None:
         return lambda *args, **kwargs: None if steps_begun else hook(*args, **kwargs)
 
     for hooks in forward_hooks(module):
-        hooks.update({key: outside_steps(hook) for key, hook in hooks.items() if isinstance(_owner(hook), FSDPState)})
+        hooks.update({key: outside_steps(hook) for key, hook in hooks.items() if is_fsdp_hook(hook)})
     for name in STEPS:
         if is_overridden(name, module):
             setattr(module, name, _noted(getattr(module, name), name, steps_begun))
@@ -34,10 +34,6 @@ def gather_for_steps(module: Any) -> None:
     module.register_forward_hook(lambda *_: None if steps_begun else reshard(module))
     for part in parts_with_parameters(module):
         _gather_when_run(part, module, is_in_step=lambda: bool(steps_begun))
-
-
-def _owner(hook: Any) -> Any:
-    return getattr(hook, "__self__", None)
 
 
 def _noted(step: Callable[..., Any], name: str, begun: list[str]) -> Callable[..., Any]:
@@ -58,12 +54,12 @@ def _gather_when_run(part: nn.Module, module: Any, *, is_in_step: Callable[[], b
 
     def begin(_: nn.Module, args: Any, kwargs: Any) -> Any:
         begun.append(not is_in_step() and not is_running(module))
-        return module._get_fsdp_state()._pre_forward(module, args, kwargs) if begun[-1] else None
+        return begin_forward(module, args, kwargs) if begun[-1] else None
 
     def end(_: nn.Module, args: Any, output: Any) -> Any:
         if not begun.pop():
             return None
-        output = module._get_fsdp_state()._post_forward(module, args, output)
+        output = end_forward(module, args, output)
         reshard(module)
         return output
 
@@ -80,8 +76,7 @@ def reshard(module: nn.Module) -> None:
 
 def is_running(module: Any) -> bool:
     """Return whether a sharded module is already in a forward, its own or that of a part around it, or in backward."""
-    is_forward = module._get_fsdp_state()._state_ctx.iter_forward_root is not None
-    return is_forward or is_in_backward()
+    return is_in_forward(module) or is_in_backward()
 
 
 def parts_with_parameters(module: nn.Module) -> Iterator[nn.Module]:

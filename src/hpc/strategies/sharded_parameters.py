@@ -1,9 +1,7 @@
 """Let parameters that FSDP2 shards be changed and read as whole ones are, or raise where that is not possible.
 
 Between two steps each rank holds its shard of a parameter, a DTensor. For a step FSDP gathers a whole copy, puts it in
-the shard's place, and later frees it, together with what was changed in it. torch has no public way to notice that:
-all private attributes of FSDP2 that the project uses are in this file and gathering.py, those of DTensor in
-sharded_tensors.py.
+the shard's place, and later frees it, together with what was changed in it.
 """
 
 import sys
@@ -16,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from hpc.config.errors import ConfigError
-from hpc.privates.torch import num_storage_references
+from hpc.privates import torch_sharding as privates
+from hpc.privates.torch import has_tensor_hook, num_changes, num_storage_references
 from hpc.strategies.sharded_tensors import DATA, shard_like
 
 
@@ -57,12 +55,11 @@ class WatchedParameter:
 
     def check_shard(self) -> None:
         """Take up a shard that was put in place of FSDP's own since the last step, by any kind of assignment."""
-        shard, own_data = self._registered, self.parameter._sharded_param_data
-        if shard is not self.parameter.sharded_param or (
-            shard._local_tensor.numel() and shard._local_tensor.data_ptr() != own_data.data_ptr()
-        ):
+        shard, own_data = self._registered, privates.shard_data(self.parameter)
+        local = privates.local_shard(shard)
+        if shard is not self.parameter.sharded_param or (local.numel() and local.data_ptr() != own_data.data_ptr()):
             self.adopt()
-        if shard._backward_hooks:
+        if has_tensor_hook(shard):
             rule = (
                 "With strategy=fsdp, a parameter must have no hook for its gradient (register_hook): it is not called"
             )
@@ -77,33 +74,33 @@ class WatchedParameter:
             if getattr(value, "shape", None) != self.parameter.sharded_param.shape:
                 self._reject_shape(value)
             value = nn.Parameter(shard_like(self.parameter.sharded_param, value), requires_grad=value.requires_grad)
-            self.parameter._setattr_on_modules(value)
+            privates.register_parameter(self.parameter, value)
         self._reset()
 
     def note_gathered(self) -> None:
         """Record the whole copy that FSDP has just gathered."""
-        whole = self.parameter._unsharded_param
+        whole = privates.whole_parameter(self.parameter)
         if type(whole) is nn.Parameter:
             whole.__class__ = WholeParameter
         whole.is_data_used = False  # type: ignore[attr-defined]
         self._requires_grad = whole.requires_grad
-        self._version = 0 if whole.is_inference() else whole._version
+        self._version = num_changes(whole)
         self._num_references = self._num_references or self._count_references()
 
     def keep_changes(self) -> None:
         """Write into the shard what was changed in the whole copy, which FSDP is about to free."""
-        whole = self.parameter._unsharded_param
+        whole = privates.whole_parameter(self.parameter)
         self._replacement = None if self._registered is whole else self._registered
         if whole.requires_grad != self._requires_grad:
             self.parameter.sharded_param.requires_grad_(whole.requires_grad)
-        if whole.is_data_used or (not whole.is_inference() and whole._version != self._version):
+        if whole.is_data_used or num_changes(whole) != self._version:
             with torch.no_grad():
                 self._write_shard(whole)
 
     def keep_replacement(self) -> None:
         """Adopt the parameter that the module was given in place of the whole copy, now that shards are back."""
         if self._replacement is not None:
-            self.parameter._setattr_on_modules(self._replacement)
+            privates.register_parameter(self.parameter, self._replacement)
             self.adopt()
 
     def free_unless_referenced(self) -> None:
@@ -112,28 +109,28 @@ class WatchedParameter:
         A copy that was gathered for a forward is freed all the same, as the graph refers to it.
         """
         storage = self._buffer.untyped_storage()
-        is_forward = self.group._training_state is TrainingState.FORWARD and torch.is_grad_enabled()
+        is_forward = privates.is_gathered_for_forward(self.group) and torch.is_grad_enabled()
         is_referenced = self._count_references() > self._num_references
-        is_referenced |= sys.getrefcount(self.parameter._unsharded_param) > 2  # its attribute there, and the argument
+        # Two references are the attribute of FSDP's record, and the argument.
+        is_referenced |= sys.getrefcount(privates.whole_parameter(self.parameter)) > 2
         if storage.resizable() and (is_forward or not is_referenced):  # an array of numpy makes it not resizable
             self._free()
 
     @property
     def is_reduced(self) -> bool:
         """Whether FSDP is about to average its gradient, or zeros, as the module may ask of it."""
-        whole = getattr(self.parameter, "_unsharded_param", None)
+        whole = privates.whole_parameter(self.parameter)
         if whole is not None and getattr(self.group, "reduce_scatter_unused_params", False):
             return whole.requires_grad
         return self.parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
 
     @property
     def name(self) -> str:
-        return self.parameter._param_fqn or self.parameter._module_info.param_name
+        return privates.parameter_name(self.parameter)
 
     @property
     def _registered(self) -> Any:
-        info = self.parameter._module_info
-        return getattr(info.module, info.param_name)
+        return privates.registered_parameter(self.parameter)
 
     @property
     def _buffer(self) -> Tensor:
@@ -145,30 +142,28 @@ class WatchedParameter:
     def _write_shard(self, whole: Tensor) -> None:
         """Copy this rank's part of a whole copy into the shard."""
         parameter, mesh = self.parameter, self.parameter.mesh_info
-        local = whole._local_tensor if isinstance(whole, DTensor) else whole
+        local = privates.local_shard(whole)
         if local.data_ptr() != self._buffer.data_ptr():  # another tensor was assigned to `data`
-            if local.shape != parameter._orig_size:
+            if local.shape != privates.whole_size(parameter):
                 self._reject_shape(local)
-            gathered = self._buffer.as_strided(parameter._orig_size, parameter._contiguous_orig_stride)
+            gathered = privates.view_as_whole(parameter, self._buffer)
             gathered.copy_(local)
             if isinstance(whole, DTensor):
-                whole._local_tensor = gathered
+                privates.set_local_shard(whole, gathered)
             else:
                 DATA.__set__(whole, gathered)
         part = self._buffer.view(mesh.shard_mesh_size, -1)[mesh.shard_mesh_rank]
         if parameter.param_dtype is None and parameter.fsdp_placement.dim == 0:
-            parameter._sharded_param_data.copy_(part)
-            event = self.group.device_handle.Event()
-            event.record()
-            self.group._wait_all_gather_streams_on_event(event)  # else it may be gathered again before the copy is done
-        elif not torch.equal(part, parameter._sharded_param_data.to(part.dtype)):
+            privates.shard_data(parameter).copy_(part)
+            privates.let_gathers_wait(self.group)  # else it may be gathered again before the copy is done
+        elif not torch.equal(part, privates.shard_data(parameter).to(part.dtype)):
             rule = "With strategy=fsdp and mixed precision, a parameter must not be changed within a step, which has a "
             rule += f"copy of it in {part.dtype}"
             fix = "the same lines in on_train_batch_end, or trainer.precision=32-true"
             raise ConfigError("model", self.name, rule, fix)
 
     def _reject_shape(self, value: Any) -> None:
-        shape, given = tuple(self.parameter._orig_size), tuple(getattr(value, "shape", ())) or type(value).__name__
+        shape, given = privates.whole_size(self.parameter), tuple(getattr(value, "shape", ())) or type(value).__name__
         rule = f"Once it is sharded, a parameter must keep its shape {shape}; it was replaced by {given}"
         raise ConfigError("model", self.name, rule, "the final shape in __init__, setup or configure_model")
 
@@ -191,22 +186,20 @@ def watch(module: nn.Module) -> Gathers:
     gathers, numbers = Gathers(), count()
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            state = part._get_fsdp_state()
-            for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:  # torch 2.10 has one
-                if group is not None:
-                    _watch_group(group, partial(gathers.note, next(numbers)))
+            for group in privates.parameter_groups(part):
+                _watch_group(group, partial(gathers.note, next(numbers)))
     return gathers
 
 
 def _watch_group(group: Any, note: Callable[..., None]) -> None:
     watched = [WatchedParameter(group, parameter) for parameter in group.fsdp_params]
-    unshard, to_unsharded, to_sharded = group.unshard, group._to_unsharded, group._to_sharded
-    post_backward = group.post_backward
+    unshard, post_backward = group.unshard, group.post_backward
+    to_unsharded, to_sharded = privates.sharding_steps(group)
 
     def check_and_unshard(*args: Any, **kwargs: Any) -> None:
         for parameter in watched if group.is_sharded else ():
             parameter.check_shard()
-        if group.is_sharded and group._all_gather_result is None:
+        if group.is_sharded and not privates.is_gathering(group):
             note("gathered")
         unshard(*args, **kwargs)
 
@@ -233,4 +226,4 @@ def _watch_group(group: Any, note: Callable[..., None]) -> None:
         post_backward(*args)
 
     group.unshard, group.post_backward = check_and_unshard, note_and_reduce
-    group._to_unsharded, group._to_sharded = to_unsharded_and_note, keep_and_to_sharded
+    privates.replace_sharding_steps(group, to_unsharded_and_note, keep_and_to_sharded)

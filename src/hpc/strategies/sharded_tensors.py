@@ -1,7 +1,6 @@
 """Let DTensors, as FSDP2 and tensor parallelism make them of parameters, compute and store what torch leaves out.
 
-Elementwise operations, sums and means are torch's. All private attributes of DTensor that the project uses are in this
-file.
+Elementwise operations, sums and means are torch's.
 """
 
 import pickle
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpc.config.errors import ConfigError
 from hpc.privates.torch import FakeTensor
+from hpc.privates.torch_sharding import dtensor_handlers, local_shard, set_local_shard
 
 DATA: Any = torch.Tensor.data
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def complete_dtensor(meet_to_read: Callable[[], None]) -> None:
 
     DTensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
     DTensor.__reduce_ex__ = _reject_pickling  # type: ignore[method-assign]
-    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers = dtensor_handlers()
     handlers[aten._local_scalar_dense.default] = read_scalar
     handlers.update(dict.fromkeys(RANDOM_OPERATIONS, _draw_whole))
 
@@ -77,7 +77,7 @@ def _set_data(tensor: Any, value: Tensor) -> None:
         rule = f"Once it is sharded, a parameter must keep its shape {tuple(tensor.shape)} and {tensor.dtype}; "
         rule += f"{tuple(value.shape)} and {value.dtype} were assigned to its `data`"
         raise ConfigError("model", None, rule, "the final shape and type in __init__ or configure_model")
-    tensor._local_tensor = shard_like(tensor, value.detach())._local_tensor
+    set_local_shard(tensor, local_shard(shard_like(tensor, value.detach())))
     _get_data(tensor)
 
 
@@ -107,12 +107,12 @@ def _draw_whole(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     drawn = distribute_tensor(operation(whole, *rest, **kwargs), tensor.device_mesh, tensor.placements)
     if not operation.__name__.split(".")[0].endswith("_"):
         return drawn
-    tensor._local_tensor.copy_(drawn._local_tensor)
+    local_shard(tensor).copy_(local_shard(drawn))
     return tensor
 
 
 def _reject_pickling(tensor: Any, protocol: Any) -> Any:
-    if isinstance(tensor._local_tensor, FakeTensor):  # the compiler's own cache
+    if isinstance(local_shard(tensor), FakeTensor):  # the compiler's own cache
         return Tensor.__reduce_ex__(tensor, protocol)
     raise pickle.PicklingError(
         "Each rank holds only a shard of this tensor. To save the whole module, call trainer.save_checkpoint(path) on "

@@ -2,7 +2,7 @@
 
 Others use
     attempt             the start of an attempt, for train.py, by `meet_ranks`, `starting_point`, `lightning_errors`
-    record              what an attempt records of itself: config, code, versions, how far the logs have come
+    record              the loggers of an attempt, and its record: config, code, versions, how far the logs have come
     module              an optional LightningModule around one network
     weight_averaging    Lightning's callbacks that average weights, resumed exactly
     step_overhead, progress     the profiler and the progress bar that configs name

@@ -4,6 +4,7 @@ WeightAveraging (EMAWeightAveraging) swaps its average in for a validation and a
 puts its average in at the end.
 """
 
+import math
 from typing import Any
 
 import lightning as L
@@ -12,6 +13,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor
 
 from hpc.config.errors import ConfigError
+from hpc.privates.lightning import average_of, has_saved_schedule, num_averaged
 
 AVERAGING_CALLBACKS = (StochasticWeightAveraging, WeightAveraging)
 
@@ -59,7 +61,7 @@ def resume_averaging(trainer: L.Trainer, module: L.LightningModule) -> None:
     Lightning does not call there what sets it up.
     """
     for swa in _stochastic_callbacks(trainer):
-        if swa._scheduler_state is None or not swa.swa_start <= trainer.current_epoch <= swa.swa_end:
+        if not has_saved_schedule(swa) or not swa.swa_start <= trainer.current_epoch <= swa.swa_end:
             continue
         (optimizer,) = trainer.optimizers
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -68,7 +70,7 @@ def resume_averaging(trainer: L.Trainer, module: L.LightningModule) -> None:
             group.update(restored)  # the new schedule has set a learning rate
 
 
-def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool = True) -> bool:
+def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool) -> bool:
     """Copy the averaged weights into the module now. Return whether SWA did so; moving averages may do so later.
 
     Args:
@@ -77,7 +79,7 @@ def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on
     is_applied = False
     for swa in _stochastic_callbacks(trainer):
         last_epoch = trainer.current_epoch - 1
-        is_applied |= last_epoch >= swa.swa_end or swa._max_epochs == -1
+        is_applied |= last_epoch >= swa.swa_end or math.isinf(swa.swa_end)  # infinite: the steps end the run
         swa.on_train_end(trainer, module)
         swa.on_train_end = lambda *_: None  # type: ignore[method-assign]
     for moving in _moving_callbacks(trainer) if not will_call_on_train_end else ():
@@ -88,14 +90,15 @@ def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on
 def copy_average_before_update(trainer: L.Trainer) -> dict[str, Tensor] | None:
     """Return a copy of the average that was validated, if the end of this epoch changes it; else None."""
     for moving in _moving_callbacks(trainer):
-        if moving._average_model is not None and moving.should_update(epoch_idx=trainer.current_epoch):
-            return {key: value.detach().clone() for key, value in moving._average_model.module.state_dict().items()}
+        average = average_of(moving)
+        if average is not None and moving.should_update(epoch_idx=trainer.current_epoch):
+            return {key: value.detach().clone() for key, value in average.state_dict().items()}
     return None
 
 
 def num_updates(trainer: L.Trainer) -> int:
     """Return how often the averages have been updated so far."""
-    return sum(int(moving._average_model.n_averaged) for moving in _moving_callbacks(trainer) if moving._average_model)
+    return sum(map(num_averaged, _moving_callbacks(trainer)))
 
 
 def reject_resume_from_averaged(is_averaged: bool) -> None:

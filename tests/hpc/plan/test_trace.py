@@ -1,6 +1,5 @@
 """Check the trace of a network: sizes, FLOPs and memory, from tensors without content."""
 
-import json
 import re
 from functools import partial
 from pathlib import Path
@@ -211,10 +210,6 @@ def test_an_error_of_the_tracers_process_is_reported(asked):
     cfg.model.network["_target_"] = "no.such.thing"
     with pytest.raises(trace_cache.TracingError, match="No module named 'no'"):
         trace_cache.load_trace(cfg, setup)
-
-
-def test_the_question_is_plain_data(asked):
-    assert json.dumps(trace_cache._trace_request(*asked))
 
 
 class Recurrent(nn.Module):

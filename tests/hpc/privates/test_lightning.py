@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -58,7 +58,10 @@ def check_logged_values() -> None:
     assert type(trainer._logger_connector) is privates.LoggerConnector
     meta = privates.Metadata("training_step", "loss", reduce_fx=max)
     meta.sync = privates.Sync(_should=False)
-    assert privates.ResultMetric(meta, is_tensor=True).meta.name == "loss"
+    result = privates.ResultMetric(meta, is_tensor=True)
+    assert result.meta.name == "loss" and not result.update_called
+    privates.mark_as_updated(result)
+    assert result.update_called
 
 
 def check_strategies() -> None:
@@ -72,6 +75,15 @@ def check_averages() -> None:
     assert privates.average_of(callback) is None
     callback.setup(L.Trainer(logger=False, accelerator="cpu", barebones=True), module, TrainerFn.FITTING)
     assert isinstance(privates.average_of(callback), BoringModel)
+    assert privates.num_averaged(callback) == 0
+    assert callback._average_model is not None
+    callback._average_model.update_parameters(module)
+    assert privates.num_averaged(callback) == 1
+    stochastic = StochasticWeightAveraging(0.1)
+    assert not privates.has_saved_schedule(stochastic)
+    state = {"n_averaged": 1, "latest_update_epoch": 1, "scheduler_state": {}, "average_model_state": None}
+    stochastic.load_state_dict(state)
+    assert privates.has_saved_schedule(stochastic)
 
 
 def check_hooks() -> None:

@@ -1,4 +1,4 @@
-"""Check that this version of torch has what `hpc.privates.torch` and the files of FSDP2 and DTensor read."""
+"""Check that this version of torch has what `hpc.privates.torch` and `torch_sharding` read."""
 
 import inspect
 from collections.abc import Callable
@@ -6,20 +6,23 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.library import Library
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from hpc.privates import torch as privates
+from hpc.privates import torch_sharding
 
 ATEN = torch.ops.aten
-# What strategies/sharded_parameters.py, gathering.py and sharded_tensors.py read of FSDP2 and DTensor, by class.
+# What is read of FSDP2 and DTensor, by class: private names, and those that strategies/sharded_parameters.py replaces.
 SHARDED = {
     FSDPModule: ("_get_fsdp_state",),
     FSDPState: ("_pre_forward", "_post_forward", "_state_ctx", "_fsdp_param_group"),
@@ -48,6 +51,20 @@ def check_hooks() -> None:
     layer.register_full_backward_hook(lambda *_: None)
     assert [len(hooks) for hooks in privates.forward_hooks(layer)] == [1, 1]
     assert [len(getattr(layer, name)) for name in privates.MODULE_HOOKS] == [1, 1, 1, 1]
+
+
+def check_tensors() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.register_post_accumulate_grad_hook(lambda _: None)
+    assert not privates.has_tensor_hook(parameter)
+    parameter.register_hook(lambda _: None)
+    assert privates.has_tensor_hook(parameter)
+    before = privates.num_changes(parameter)
+    with torch.no_grad():
+        parameter.add_(1)
+    assert privates.num_changes(parameter) == before + 1
+    with torch.inference_mode():
+        assert privates.num_changes(torch.zeros(1)) == 0
 
 
 def check_parts() -> None:
@@ -79,6 +96,19 @@ def check_storages() -> None:
     before = privates.num_storage_references(storage)
     another = tensor[:1]
     assert privates.num_storage_references(storage) == before + 1, another
+
+
+def check_sharded_tensors() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=privates.make_fake_store())
+    try:
+        tensor = torch.zeros(4, 2)
+        sharded = distribute_tensor(tensor, init_device_mesh("cpu", (2,)), [Shard(0)])
+        assert torch_sharding.local_shard(sharded).shape == (2, 2) and torch_sharding.local_shard(tensor) is tensor
+        torch_sharding.set_local_shard(sharded, torch.ones(2, 2))
+        assert sharded.to_local().sum() == 4
+    finally:
+        dist.destroy_process_group()
+    assert ATEN.is_same_size.default in torch_sharding.dtensor_handlers()  # of torch's own
 
 
 def check_backward() -> None:
@@ -133,8 +163,17 @@ def check_sharding() -> None:
     assert callable(torch._C._storage_Use_Count)
 
 
-CHECKS = [check_hooks, check_parts, check_ddp, check_compiler, check_storages, check_backward, check_copies]
-CHECKS += [check_operations, check_memory, check_sharding]
+CHECKS = [
+    check_hooks,
+    check_tensors,
+    check_parts,
+    check_ddp,
+    check_compiler,
+    check_storages,
+    check_backward,
+    check_copies,
+]
+CHECKS += [check_operations, check_memory, check_sharding, check_sharded_tensors]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

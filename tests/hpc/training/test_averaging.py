@@ -145,7 +145,7 @@ def test_two_averages_are_rejected() -> None:
 def test_a_stochastic_average_of_a_network_with_batch_norm_is_rejected(
     norm: torch.nn.Module, is_rejected: bool
 ) -> None:
-    """Check what the epoch of statistics, which Lightning adds for it, would need."""
+    """Reject what would need an epoch more for its statistics, which Lightning adds."""
     module = BoringModel()
     module.deep = torch.nn.Sequential(norm)
     for callback in (StochasticWeightAveraging(0.1), EMAWeightAveraging()):
