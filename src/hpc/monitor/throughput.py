@@ -88,7 +88,7 @@ class Throughput(L.Callback):
         if data_wait_seconds(trainer) is None:
             name = type(trainer.profiler).__name__
             print(f"perf/data_seconds is not logged: trainer.profiler is {name}, which does not measure it; "
-                  "the profiler of configs/trainer/base.yaml does", flush=True)  # fmt: skip
+                  "the default of trainer.profiler does", flush=True)  # fmt: skip
         try:
             self._step_flops = StepFlops(pl_module)
         except Exception as error:  # the module may hold what cannot be copied

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from hpc.data.shared_loaders import shard_dataloader
-from hpc.training.strategies import Single
+from hpc.strategies.single import Single
 
 NUM_EPOCHS = 3
 
