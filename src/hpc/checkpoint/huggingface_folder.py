@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hpc.checkpoint import export, tokenizer_folder, trained
-from hpc.config import versions
+from hpc.config import extras
 from hpc.config.errors import ConfigError
 from hpc.run import frozen_config
 
@@ -28,13 +28,12 @@ def write(run_dir: Path, out: Path, *, step: int | None = None, best: bool = Fal
         ConfigError: the module has no single model of transformers, its tokenizer cannot be loaded, or the folder
             cannot be written.
     """
-    versions.require_extra("huggingface", "--hf", None, modules=["peft", "transformers"])
+    extras.require("huggingface", "--hf", None, modules=["peft", "transformers"])
     if not out.parent.is_dir():
         raise ConfigError("OUT", out, "must be in a folder that exists", f"mkdir -p {shlex.quote(str(out.parent))}")
     cfg = frozen_config.read_compatible(run_dir)
     checkpoint = export.choose_checkpoint(run_dir, step=step, best=best)
-    module, _ = trained.load_module(cfg, checkpoint)
-    model = merge_adapters(find_model(module))
+    model = merge_adapters(find_model(trained.load_module(cfg, checkpoint)))
     source = model.name_or_path  # of a model that was not loaded from a folder it is empty
     tokenizer = tokenizer_folder.load_tokenizer(Path(source)) if source else None
     part = out.with_name(f".{out.name}.{os.getpid()}.part")

@@ -4,29 +4,20 @@ Imports neither of them, and only the standard library before a version is compa
 """
 
 import re
-import shlex
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hpc.config import library
-from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 
 CHECKED = ("torch", "lightning")
-# The modules of extras of the library that env.sh leaves out: only some runs need them.
-EXTRA_MODULES = {
-    "huggingface": ["datasets", "peft", "transformers"],
-    "mlflow": ["mlflow", "sqlalchemy", "alembic"],
-    "wandb": ["wandb"],
-}
 # For the torch of a site. The library's dist-info has its requirements.
 FIX_SITE_VERSION = (
     "load another module; or, if this version works for you, copy hpc and hpc_ml-*.dist-info from site-packages into "
@@ -91,33 +82,6 @@ def read_extra(name: str) -> list[str]:
     requirements = library.read_requirements()
     always = _select_requirements(requirements, [])
     return [text for text in _select_requirements(requirements, [name]) if text not in always]
-
-
-def require_extra(extra: str, key: str, value: object, *, modules: Sequence[str] | None = None) -> None:
-    """Raise `ConfigError` unless the packages of an extra are installed.
-
-    Args:
-        key: of the config that needs them, and its value.
-        modules: those that are needed; None: all of the extra.
-    """
-    if error := missing_extra(extra, key, value, modules=modules):
-        raise error
-
-
-def missing_extra(extra: str, key: str, value: object, *, modules: Sequence[str] | None = None) -> ConfigError | None:
-    """Return the error that `require_extra` raises, or None."""
-    if names := [name for name in modules or EXTRA_MODULES[extra] if not _is_installed(name)]:
-        rule = f"This needs packages that are not installed: {', '.join(names)}"
-        packages = [re.split(r"[^\w.-]", requirement)[0] for requirement in read_extra(extra)]
-        fix = f"python -m pip install -c constraints.txt {shlex.join(packages)}"
-        return ConfigError(key, value, rule, fix)
-    return None
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether a library can be imported. A folder of its name does not count, such as wandb's for its files."""
-    spec = find_spec(module)
-    return spec is not None and spec.origin is not None
 
 
 def unmet_requirements(code: Path) -> list[str]:
@@ -187,13 +151,15 @@ def installed_package(name: str) -> InstalledPackage | None:
     return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(filter(None, ranges)))
 
 
-def unsupported_packages() -> list[InstalledPackage]:
-    """Return those of torch and lightning whose installed version is outside the range of the library."""
-    packages = [installed_package(name) for name in CHECKED]
+def unsupported_packages(names: tuple[str, ...] = CHECKED) -> list[InstalledPackage]:
+    """Return those packages whose installed version is outside the range of the library."""
+    packages = [installed_package(name) for name in names]
     return [package for package in packages if package and not package.is_supported()]
 
 
 def reject_unsupported_packages() -> None:
     """Raise `ConfigError` if this Python has torch or lightning in a version that is not supported."""
+    from hpc.config.errors import ConfigError  # only here: an installation begins without its libraries
+
     for package in unsupported_packages():
         raise ConfigError(package.name, package.version, package.rule, FIX_VERSION)
