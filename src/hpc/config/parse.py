@@ -14,7 +14,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hpc.config import arguments, section_parser, trainer_arguments
+from hpc.config import arguments, section_parser, trainer_arguments, trust
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError, convert_omegaconf_error, raise_problems
 from hpc.config.personal_clusters import PERSONAL_CLUSTERS
@@ -114,6 +114,8 @@ def _incomplete(node: DictConfig, *, needs_data: bool, for_job: bool) -> Iterato
     for key, value in flatten(node).items():
         yield from _reference_problems(node, key, value)
         yield from _code_key_problems(key, value)
+        if problem := trust.former_class_problem(key, value):
+            yield problem
 
 
 def _required_names(node: DictConfig) -> list[str]:

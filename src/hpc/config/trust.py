@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpc.config import defaults
-from hpc.config.errors import ConfigError, join_key, make_printable
+from hpc.config.errors import ConfigError, join_key, make_printable, raise_problems
 from hpc.config.project import CONFIGS, HPC, PROJECT, config_files, researcher_packages
 from hpc.system import former_names
 
@@ -38,6 +38,21 @@ TRUSTED_IF_NAMED = (
     "torchmetrics.multimodal", "torchmetrics.text.bert", "torchmetrics.text.infolm", "torchmetrics.text.rouge",
     "torchmetrics.text.sacre_bleu", HPC,
 )  # fmt: skip
+# Classes of earlier versions that configs of projects and of runs may still name, and what to write instead.
+LOGGERS, IN_FILE = "lightning.pytorch.loggers", "in configs/logger, of a run in its config.yaml"
+FORMER_CLASSES = {
+    f"{HPC}.training.histograms.Histograms": "an entry of your own; docs/bring-your-own.md has the class",
+    f"{HPC}.training.wandb_logger.OfflineWandbLogger": f"_target_: {LOGGERS}.WandbLogger and offline: true {IN_FILE}",
+    f"{HPC}.training.mlflow_logger.LocalMLFlowLogger": (
+        f"_target_: {LOGGERS}.MLFlowLogger and, for save_dir, tracking_uri: sqlite:///${{run_dir}}/mlflow.db {IN_FILE}"
+    ),
+    **{
+        f"{HPC}.training.strategies.{name}": (
+            f"_target_: {HPC}.strategies.{name.lower()}.{name} in configs/strategy, of a run in its config.yaml"
+        )
+        for name in ("Single", "DDP", "FSDP")
+    },
+}
 # Resolvers that make nodes from text, or whose own name is computed: `reject_untrusted` cannot see such nodes.
 # All other resolvers lead to nodes that are checked where they stand.
 NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
@@ -71,6 +86,13 @@ def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
         _reject_untrusted(cfg, run_dir)
 
 
+def former_class_problem(key: str, value: object) -> ConfigError | None:
+    """Return the error of a `_target_` that is a class of an earlier version."""
+    if not isinstance(value, str) or value not in FORMER_CLASSES:
+        return None
+    return ConfigError(key, value, "This class was one of earlier versions", FORMER_CLASSES[value])
+
+
 def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
     for key, value in leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
@@ -78,6 +100,7 @@ def _reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
             rule = "must not create nodes from text or compute names: this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
         is_built = kind in ("_target_", "_check_") and value is not None
+        raise_problems([former_class_problem(key, value)])
         if is_built and (rule := broken_rule(value, kind)):
             rule += ": this comes from a run directory"
             raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)

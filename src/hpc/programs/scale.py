@@ -16,12 +16,20 @@ import sys
 from hpc.config import errors
 from hpc.studies import scaling_study
 
+FORMER_OPTIONS = {
+    "--no-wait": "the command without --no-wait",
+    "--retry-failed": "python submit.py resume=RUN_DIR, for a point that has failed",
+}
+
 
 def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words_help = "nodes=, scaling=, out=, and overrides as for submit.py"
     parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--dry-run", action="store_true", help="print the points and the first job, and write nothing")
+    for option, fix in FORMER_OPTIONS.items():
+        if option in sys.argv:
+            raise errors.ConfigError(option, None, "cannot be given: a study submits its jobs and ends", fix)
     arguments = parser.parse_intermixed_args()
     sys.exit(scaling_study.run_study(arguments.words, dry_run=arguments.dry_run))
 

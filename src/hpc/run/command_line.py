@@ -1,6 +1,8 @@
 """The config of one command line: of a new run, or of a run that is resumed."""
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hpc.config import command_parser, trust
 from hpc.config.compose import compose_overrides, select_overrides
 from hpc.config.errors import ConfigError
+from hpc.config.project import HPC
 from hpc.run import changes, frozen_config, restarts
 from hpc.system import home
 
@@ -66,8 +69,13 @@ def compose_resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
     old = frozen_config.read_compatible(run_dir)
     if not words and frozen_config.is_at_configured_path(run_dir, old):
         return old
+    if (run_dir / "code" / "src" / HPC / "jobs" / "cluster").is_dir():  # where clusters were before
+        program = f"{run_dir}/code/{Path(sys.argv[0]).name}"
+        rule = "A run that an earlier version has submitted changes with its own code only"
+        raise ConfigError("resume", run_dir, rule, f"python {shlex.quote(program)} resume={run_dir}, and these words")
     code = run_dir / "code" / "configs"
     new = compose_overrides(frozen_config.merge_overrides(run_dir, words), configs=code if code.is_dir() else None)
+    frozen_config.name_keys_as_now(new)
     if not any(word.startswith("name=") for word in words):
         new.name = old.name  # the default may be another one by now
     trust.reject_untrusted(new, run_dir)  # the words and configs in the run directory have made it

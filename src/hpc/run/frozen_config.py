@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpc.config import trust
 from hpc.config.errors import ConfigError, first_line
@@ -38,8 +38,27 @@ def read(run_dir: Path) -> DictConfig:
         rule = f"must hold a readable config.yaml, but {path} is damaged: {first_line(error)}"
         fix = f"resume=<a run directory>, or {weights}"
         raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True) from None
+    name_keys_as_now(cfg)
     OmegaConf.set_struct(cfg, True)
     return cfg
+
+
+def name_keys_as_now(cfg: DictConfig) -> None:
+    """Name the keys of a run of an earlier version as this one does. Modifies cfg.
+
+    `test_only` is `task` now, the lines of `cluster.setup` are a file of the cluster, which jobs source, and the umask
+    says who may read a run. The callback `histograms`, which each run had, is gone.
+    """
+    with open_dict(cfg):
+        if "test_only" in cfg and "task" not in cfg:
+            cfg.task = "test" if cfg.pop("test_only") else "train"
+        if isinstance(cfg.get("cluster"), DictConfig):
+            cfg.cluster.pop("setup", None)
+        cfg.pop("group_readable", None)
+        if isinstance(cfg.get("callbacks"), DictConfig):
+            histograms = cfg.callbacks.get("histograms") or {}
+            if str(histograms.get("_target_")) in trust.FORMER_CLASSES:
+                cfg.callbacks.pop("histograms")
 
 
 def read_compatible(run_dir: Path) -> DictConfig:

@@ -73,6 +73,9 @@ def parse_study(words: Sequence[str]) -> ScalingStudy:
     if reserved := next((word for word in words if word.partition("=")[0] in SET_PER_POINT), None):
         rule = "cannot be typed here, as each point of the study has its own"
         raise ConfigError(reserved, None, rule, "nodes=1,2,4 for the points, out=FOLDER for their run directories")
+    if rule_word := next((word for word in words if word.startswith("lr=")), None):
+        rule = "cannot be typed here: the points of a study have the same learning rate, as they compare speed"
+        raise ConfigError(rule_word, None, rule, f"leave lr= out, or {LR}=<a number> for all points")
     settings = {key: value for key, _, value in pairs}
     scaling = settings.get("scaling", "strong")
     raise_problems([one_of("scaling", scaling, ["strong", "weak"])])

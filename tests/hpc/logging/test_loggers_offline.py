@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fork import ENVIRON, scalars
 from mlflow import MlflowClient
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from wandb_server import upload
 
 from hpc.config import compose, parse
@@ -242,6 +242,23 @@ def test_a_missing_package_is_told_with_the_line_that_installs_it(
     with pytest.raises(ConfigError, match=f"not installed: {module}") as raised:
         parse.parse(cfg)
     assert f"python -m pip install -c constraints.txt {choice}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "former", "fix"),
+    [
+        ("logger.wandb", "training.wandb_logger.OfflineWandbLogger", "WandbLogger and offline: true"),
+        ("logger.mlflow", "training.mlflow_logger.LocalMLFlowLogger", "tracking_uri: sqlite:///"),
+        ("callbacks.histograms", "training.histograms.Histograms", "bring-your-own.md"),
+    ],
+)
+def test_a_class_of_an_earlier_version_is_answered_by_what_to_write(key: str, former: str, fix: str) -> None:
+    cfg = compose.compose_overrides(["logger=[tensorboard,wandb,mlflow]", "run_dir=/runs/x"])
+    with open_dict(cfg):
+        OmegaConf.update(cfg, f"{key}._target_", f"hpc.{former}")
+    with pytest.raises(ConfigError, match="one of earlier versions") as raised:
+        parse.parse(cfg)
+    assert fix in str(raised.value)
 
 
 def test_what_loggers_cannot_do_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

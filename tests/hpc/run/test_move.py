@@ -136,6 +136,25 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
     assert (cfg.cluster.account, cfg.cluster.partition) == ("mine", "big")
 
 
+@pytest.mark.parametrize(("before", "task"), [("false", "train"), ("true", "test")])
+def test_a_run_of_an_earlier_version_is_resumed(before: str, task: str, run: Path) -> None:
+    """Check a config that has `test_only` in the place of `task`, lines of `setup`, and another default name."""
+    edit(run / "config.yaml", "cluster:\n", "cluster:\n  setup:\n  - module load python\n")
+    edit(run / "config.yaml", "task: train", f"test_only: {before}")
+    edit(run / "config.yaml", "name: digits_resnet\n", "name: digits\n")
+    cfg = compose(run) if task == "train" else command_line.compose(None, [f"resume={run}"])
+    assert (cfg.task, cfg.name, "test_only" in cfg, "setup" in cfg.cluster) == (task, "digits", False, False)
+    if task == "train":
+        assert compose(run, "trainer.num_nodes=2").name == "digits"  # composed anew, with today's default name
+
+
+def test_a_run_that_an_earlier_version_has_submitted_moves_with_its_own_code(run: Path) -> None:
+    (run / "code" / "src" / "hpc" / "jobs" / "cluster").mkdir(parents=True)
+    assert compose(run).trainer.num_nodes == 4
+    with pytest.raises(ConfigError, match=rf"Try: python {run}/code/.* resume={run}, and these words"):
+        compose(run, "trainer.num_nodes=2")
+
+
 # -- Rejected changes --
 
 

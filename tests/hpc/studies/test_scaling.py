@@ -88,6 +88,7 @@ def test_what_is_typed_counts_more_than_the_defaults_of_a_study() -> None:
         (["nodes=1,2", "run_dir=x"], "out="),
         (["nodes=1,2", "trainer.max_steps=39"], "trainer.max_steps=40"),
         (["nodes=1,2", "scaling=week"], "scaling=weak"),
+        (["nodes=1,2", "scaling=weak", "lr=sqrt"], "model.optimizer.lr=<a number> for all points"),
         (["nodes=1,2", "callbacks.throughput=null"], "it measures"),
         (["nodes=1,2", "data.global_batch_size=many"], "type int"),
         (["nodes=1,2,3"], "data.global_batch_size (at nodes=3) must be divisible"),
@@ -263,6 +264,14 @@ def test_a_later_point_of_weak_scaling_has_the_batch_of_the_first_ones(tool: Too
     assert code == 0, said
     assert [point.global_batch_size for point in scaling_file.load_points(tool.folder)] == [64, 256]
     assert frozen_config.read(tool.folder / "nodes-4").data.global_batch_size == 256
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"), [("--retry-failed", "python submit.py resume=RUN_DIR"), ("--no-wait", "without --no-wait")]
+)
+def test_an_option_that_is_gone_is_answered_by_what_to_type(tool: Tool, option: str, fix: str) -> None:
+    code, said = tool.type("nodes=1", option)
+    assert (code, tool.jobs()) == (2, 0) and said.startswith(f"ConfigError: {option} cannot be given") and fix in said
 
 
 @pytest.mark.slow
