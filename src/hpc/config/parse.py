@@ -38,7 +38,7 @@ def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -
         rule = "must be a cluster with a scheduler"
         fix = "cluster=<one of --help>, or python train.py to train here"
         raise ConfigError("cluster", node.cluster.name, rule, fix)
-    problems = list(_incomplete(node, needs_data=needs_data, for_job=for_job))
+    problems: list[ConfigError | None] = list(_incomplete(node, needs_data=needs_data, for_job=for_job))
     if isinstance(node.get("trainer"), DictConfig):
         problems += _guarded(trainer_arguments.argument_problems, node)
     sections: dict[str, Any] = {}

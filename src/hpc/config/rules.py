@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import batch_size, signatures, versions
+from hpc.config import batch_size, extras, signatures
 from hpc.config.conversion import flatten
 from hpc.config.errors import CONTROL_CHARACTERS, ConfigError
 from hpc.config.layout import is_known_number
@@ -215,7 +215,7 @@ def loggers_have_their_packages(logger: Any) -> Problems:
     for key, node in signatures.find_targets(OmegaConf.to_container(logger, resolve=True), "logger"):
         for extra in LOGGER_EXTRAS:
             if extra in node["_target_"].lower():
-                yield versions.missing_extra(extra, key, node["_target_"])
+                yield extras.missing(extra, key, node["_target_"])
 
 
 RULES = [
