@@ -8,5 +8,5 @@ object_gather    an object of each rank, given to all
 collectives, bandwidth, nccl_log
                  timings of collectives, bandwidths from them, and which networks NCCL uses
 
-Needs the rooms config and system. Only rendezvous, object_gather and collectives import torch, when they are used.
+Needs the rooms config and system. torch is imported where it is used, by rendezvous, object_gather, node_checks and collectives.
 """
