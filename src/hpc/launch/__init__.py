@@ -8,5 +8,5 @@ object_gather    an object of each rank, given to all
 collectives, bandwidth, nccl_log
                  timings of collectives, bandwidths from them, and which networks NCCL uses
 
-Needs the rooms config and system. torch is imported where it is used, by rendezvous, object_gather, node_checks and collectives.
+Needs the rooms config and system. rendezvous, object_gather, node_checks and collectives import torch when it is used.
 """
