@@ -31,7 +31,7 @@ class RecordsInitialValues(Protocol):
     def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes: ...
 
     def record_made(
-        self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes
+        self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes, noted: set[Place]
     ) -> set[Place]: ...
 
 
@@ -96,7 +96,8 @@ class LoaderMaking:
         if loop._combined_loader is loaders:
             return
         self.notes[split] = note if note and is_again else {"changed": [*noted, *effects.changed()]}
-        made = self.initial.record_made(trainer, module, before=before)
+        places = {(owner, name) for owner, name, _ in self.notes[split]["changed"]}
+        made = self.initial.record_made(trainer, module, before=before, noted=places)
         if split == "train":
             self.changed = made
         if note:

@@ -73,9 +73,11 @@ make_run_directory() {
     for number in '' -{2..999}; do
         run_dir=$PWD/runs/${name}_$SLURM_JOB_ID$number
         mkdir "$run_dir" 2>/dev/null && break
+        [ -d "$run_dir" ] || reject "$run_dir cannot be made: $(mkdir "$run_dir" 2>&1)"
         [ "${ENVIRONMENT:-}" = BATCH ] || continue
         [ "${SLURM_RESTART_COUNT:-0}" != 0 ] ||
-            reject "$run_dir exists already, and a job has one run of this name: submit each script by itself"
+            reject "$run_dir exists already, and a job has one run of this name: submit each script by itself, or" \
+                "move that directory away if it is of an earlier job with this number"
         break
     done
     export HPC_RUN_DIR=$run_dir # for all ranks

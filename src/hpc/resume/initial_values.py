@@ -5,8 +5,9 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
-from hpc.state import attributes, trainer_settings
+from hpc.state import attributes, checksums, holders, trainer_settings
 from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
 from hpc.state.holder_fields import DATASET
 from hpc.state.holders import COLLATE
@@ -38,19 +39,27 @@ class InitialValues:
             self._given = attributes.record_initial(trainer, module)
         return self._given
 
-    def record_made(self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes) -> set[Place]:
+    def record_made(
+        self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes, noted: set[Place]
+    ) -> set[Place]:
         """Record what the making of loaders has changed. Return the places.
 
-        A resumed run makes it again, so nobody need save what is large, or name what cannot be saved.
+        A resumed run makes it again, so nobody need save what is large, or name what cannot be saved. It does so only
+        from the same value: the one that was given, or one that is noted.
+
+        Args:
+            before: just before the making.
+            noted: places whose value before the making a checkpoint has.
         """
-        now = attributes.record_initial(trainer, module)
-        of_loaders = (DATASET, COLLATE)
-        made = {
-            place: now[place] for place in now if place[0].startswith(of_loaders) or before.get(place) != now[place]
-        }
-        self._made |= made
+        now, given = attributes.record_initial(trainer, module), self.given(trainer, module)
+        made = {place for place in now if place[0].startswith((DATASET, COLLATE)) or before.get(place) != now[place]}
+        owners = holders.find_holders(trainer, module)
+        for owner, name in made:
+            is_from_the_same = before.get((owner, name)) == given.get((owner, name)) or (owner, name) in noted
+            if is_from_the_same or owner.startswith(DATASET) or _is_loader(getattr(owners.get(owner), name, None)):
+                self._made[owner, name] = now[owner, name]
         self._count_as_given(trainer, module, now)
-        return set(made)
+        return made
 
     def begin_training(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Record once, after the module's own `on_train_start`, what hooks have set."""
@@ -80,7 +89,8 @@ class InitialValues:
         changed: list[tuple[str, str, Any]] = []
         of_start: list[list[str]] = []
         for place, fingerprint, form in attributes.changes(trainer, module, initial=self.given(trainer, module)):
-            is_made_again = self._made.get(place) == fingerprint and not _is_small(form)
+            is_iterator = fingerprint == checksums.UNREADABLE and not place[0].startswith(DATASET)
+            is_made_again = self._made.get(place) == fingerprint and not _is_small(form) and not is_iterator
             if is_made_again or (_is_not_kept(form) and self._made_at_start.get(place) == fingerprint):
                 continue
             changed.append((*place, form))
@@ -136,6 +146,12 @@ def _is_small(form: Any) -> bool:
     leaves = tree_leaves(form)
     num_entries = len(leaves) + sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
     return num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form)
+
+
+def _is_loader(value: Any) -> bool:
+    """Return whether a value is a loader, or several of them: new ones are made from nothing."""
+    leaves = tree_leaves(value)
+    return bool(leaves) and all(isinstance(leaf, DataLoader) for leaf in leaves)
 
 
 def _is_not_kept(form: Any) -> bool:

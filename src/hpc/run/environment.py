@@ -3,6 +3,7 @@
 A job installs nothing. Its env.sh calls this before the ranks start: python -sPm hpc.run.environment
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def pack_environment(venv: Path) -> None:
     if packed.exists() and packed.stat().st_mtime >= max(path.stat().st_mtime for path in changed):
         return
     print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
-    with complete_file(packed) as temporary:
+    with complete_file(packed, Path(f"{packed}.{os.getpid()}")) as temporary:  # a name that .gitignore has
         done = subprocess.run(["tar", "-cf", str(temporary), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
         if done.returncode:
             reason = (done.stderr.splitlines() or ["tar gave no reason"])[0]

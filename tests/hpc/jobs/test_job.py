@@ -301,7 +301,7 @@ def test_a_script_has_a_run_for_each_job_and_for_each_call_in_an_allocation(node
             slurm.render_job_script(job.job_from_config(parse.parse(composed(*words)), words))
         )
 
-    def start(preset: str, outcome: str, **environ: str) -> str:
+    def start(preset: str, outcome: str, reason: str = "", **environ: str) -> str:
         """Run the script and return the run directory that its ranks see; "" if no rank started."""
         (node.bin / "srun.env").unlink(missing_ok=True)
         srun = f'printf "outcome {outcome}\\nrestart $SLURM_RESTART_COUNT\\n" >"$HPC_RUN_DIR/verdict"'
@@ -309,7 +309,7 @@ def test_a_script_has_a_run_for_each_job_and_for_each_call_in_an_allocation(node
         done = subprocess.run(["bash", preset], cwd=tmp_path, env=environ, capture_output=True, text=True)
         assert (done.returncode == 0) == (outcome == "finished"), done.stderr
         if outcome == "rejected":
-            assert done.returncode == 2 and "a job has one run of this name" in done.stderr, done.stderr
+            assert done.returncode == 2 and reason in done.stderr, done.stderr
         found = [line for line in node.noted("srun.env") if line.startswith("HPC_RUN_DIR=")]
         return found[0].rpartition("/")[2] if found else ""
 
@@ -317,7 +317,10 @@ def test_a_script_has_a_run_for_each_job_and_for_each_call_in_an_allocation(node
     assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3")]
     batch = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "18"}
     assert start("gpu", "failed", **batch) == "digits_resnet_18"
-    assert start("fsdp", "rejected", **batch) == ""
+    assert start("fsdp", "rejected", "a job has one run of this name", **batch) == ""
+    (tmp_path / "runs" / "digits_resnet_19").touch()
+    reason = f"{tmp_path}/runs/digits_resnet_19 cannot be made: "
+    assert start("gpu", "rejected", reason, **batch | {"SLURM_JOB_ID": "19"}) == ""
     again = {"SLURM_RESTART_COUNT": "1", "SHOW": "JobState=RUNNING Reason=None Restarts=1 x"}
     assert start("gpu", "finished", **batch, **again) == "digits_resnet_18"
     assert start("gpu", "finished", **batch, **again) == ""  # it is finished already

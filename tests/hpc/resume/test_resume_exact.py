@@ -714,6 +714,41 @@ def test_a_run_with_new_loaders_in_each_epoch_goes_on_where_it_ended(start: Call
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+# Values that a checkpoint cannot hold, of which the making of loaders goes on, or which it makes anew.
+TAKEN = """
+from fractions import Fraction
+made = Stock.__init__
+
+def __init__(self, global_batch_size, seed, num_classes):
+    made(self, global_batch_size, seed, num_classes)
+    self.rest, self.folds = Fraction(0), Fraction(0)
+
+def following(self):
+    self.rest += 1
+    self.negatives = (index for index in range(10**9))
+    self.subset = Subset(Noisy(80), range(int(self.rest), 50))
+    self.loader, self.both = DataLoader(self.subset, batch_size=8), [DataLoader(self.subset)] * 2
+    return self.loader
+
+def evaluated(self):
+    self.folds += 1
+    return DataLoader(Noisy(16), batch_size=8)
+
+Stock.__init__, Stock.train_dataloader, Stock.val_dataloader = __init__, following, evaluated
+"""
+
+
+@pytest.mark.parametrize(("reloads", "names"), [("0", {"negatives"}), ("1", {"negatives", "rest", "folds"})])
+def test_what_loaders_are_made_from_and_no_checkpoint_can_hold_is_named(
+    reloads: str, names: set[str], start: Callable, tmp_path: Path
+) -> None:
+    words = [*WORDS, *PLAIN, f"+trainer.reload_dataloaders_every_n_epochs={reloads}", "trainer.max_epochs=2"]
+    said = start(tmp_path / "run", 1, words, patch=stock("") + TAKEN)
+    lines = [line for line in said.splitlines() if "start anew in a resumed run" in line]
+    named = {name.strip() for line in lines for name in line.split(": ")[2].split(". Try")[0].split(",")}
+    assert named == names, said
+
+
 # No batch norm, as its statistics differ between ranks; sums that do not depend on the order of addition.
 TEXT = [*COMMON, "experiment=text", "trainer=cpu", "trainer.precision=64-true", "trainer.max_epochs=2"]
 TEXT += ["model.network.width=16", "model.network.num_layers=1", "data.global_batch_size=8", "trainer.max_steps=-1"]

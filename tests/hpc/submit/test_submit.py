@@ -640,6 +640,20 @@ def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypa
     assert sizes == [False, False, True]
 
 
+def test_git_does_not_see_an_archive_of_the_environment_that_is_being_made(desk: Desk, tmp_path: Path) -> None:
+    """Check the name of the unfinished file: another submission at that time would copy gigabytes, or reject them."""
+    git(desk.project, "init", "-q")
+    (desk.project / ".gitignore").write_text((PROJECT / ".gitignore").read_text())
+    venv, seen = desk.project / ".venv", tmp_path / "seen"
+    (venv / "bin").mkdir(parents=True)
+    look = f"git -C {shlex.quote(str(desk.project))} ls-files --others --exclude-standard"
+    (desk.bin / "tar").write_text(f'#!/bin/bash\n: >"$2"\n{look} >{shlex.quote(str(seen))}\nexit 1\n')
+    (desk.bin / "tar").chmod(0o755)
+    with pytest.raises(ConfigError, match="packing the environment failed"):
+        environment.pack_environment(venv)
+    assert "train.py" in seen.read_text() and ".tar" not in seen.read_text()
+
+
 def test_a_repository_that_git_rejects_is_told(desk: Desk) -> None:
     git(desk.project, "init", "-q")
     (desk.project / ".git" / "HEAD").write_text("no more")
