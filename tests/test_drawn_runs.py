@@ -59,6 +59,7 @@ def test_what_is_rejected_is_told_apart(said, campaign, tmp_path):
 
 
 def test_draws_leave_out_no_end_no_strike_and_no_strategy():
+    assert draws.draw(1, 7) == draws.draw(1, 7) != draws.draw(2, 7), "a line that repeats a draw must repeat it"
     drawn = [draws.draw(1, number) for number in range(300)]
     for word in ("limit_train_batches", "val_check_interval", "max_steps", "check_val_every", "reload_dataloaders"):
         assert any(word in " ".join(one["words"]) for one in drawn), word

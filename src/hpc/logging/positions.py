@@ -91,6 +91,23 @@ def truncate_late_writes(run_dir: Path, loggers: Sequence[Logger], *, events: Se
             os.truncate(file, position)
 
 
+def warn_of_late_clock(loggers: Sequence[Logger], now: float) -> None:
+    """Warn if this node's clock is behind the one that named the newest event file.
+
+    TensorBoard reads event files in the order of the times in their names, and drops steps that do not follow.
+
+    Args:
+        now: unix time.
+    """
+    boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
+    files = [file for logger in boards for file in Path(logger.log_dir).glob(f"{EVENT_FILE_PREFIX}*")]
+    times = [file.name.split(".")[3] for file in files]
+    latest = max((int(time) for time in times if time.isdigit()), default=0)
+    if latest > now:
+        lag = f"this node's clock is at least {latest - now:.0f} s behind that of an earlier attempt"
+        print(f"warning: {lag}: TensorBoard will not show what is logged from here on; report.py will", flush=True)
+
+
 def _event_files(logger: Logger, writers: tuple[str, ...], *, within: Path | None = None) -> list[Path]:
     """Return the event files of some attempts, also those in the folders that SummaryWriter.add_scalars makes.
 

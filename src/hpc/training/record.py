@@ -74,6 +74,7 @@ def _begin_attempt_logs(
     _note_other_code(run_dir, code, earlier_code=starts[-1].get("code") if starts else None)
     kept = _positions_at(cfg, checkpoint, words=words) if checkpoint else foreign
     positions.truncate_logs(run_dir, run_loggers, positions=kept, writers=writers)
+    positions.warn_of_late_clock(run_loggers, time.time())
     loggers.print_limits(run_loggers)
     attempt_log.record_start(
         run_dir,

@@ -264,6 +264,16 @@ def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: 
     assert skipped_samples.num_skipped_batches(tmp_path, 10, attempt=1) == 6
 
 
+def test_a_clock_that_is_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = TensorBoardLogger(tmp_path, name="tensorboard", version="")
+    positions.warn_of_late_clock([board], 1000.0)
+    placed(tmp_path, "tensorboard/events.out.tfevents.1060.host.1.0")
+    positions.warn_of_late_clock([board], 1061.0)
+    assert capsys.readouterr().out == ""
+    positions.warn_of_late_clock([board], 1000.0)
+    assert "clock is at least 60 s behind" in capsys.readouterr().out
+
+
 def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
     """Check a checkpoint with a path outside of the folder, and a logger with a folder outside of the run."""
     others = tmp_path / "others"

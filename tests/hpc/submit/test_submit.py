@@ -709,6 +709,13 @@ def test_values_of_the_user_are_taken_for_a_cluster_of_another_folder(personal: 
     assert cfg.cluster.account == "mine"
 
 
+def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
+    personal.write_text("lumi_g: {env: {WANDB_MODE: offline, NCCL_DEBUG: WARN}}")
+    shipped = compose.compose_overrides(["cluster=lumi_g"], personal=False).cluster.env
+    mine = {"WANDB_MODE": "offline", "NCCL_DEBUG": "WARN"}
+    assert shipped and compose.compose_overrides(["cluster=lumi_g"]).cluster.env == {**shipped, **mine}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
