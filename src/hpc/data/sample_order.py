@@ -67,7 +67,7 @@ class SampleOrder(DistributedSampler, SequentialSampler):
 
     Attributes:
         start: batches of this epoch that the next pass leaves out.
-        checksum: of the order that was listed for this epoch; None: it follows from its length.
+        checksum: of the order of this epoch, once it was drawn; its length, from which ours follows.
         is_compared: whether the checksum was compared with those of other ranks.
     """
 
@@ -155,7 +155,7 @@ class SampleOrder(DistributedSampler, SequentialSampler):
 
     def _draw(self) -> Any:
         key, sampler = epoch_key(self.seed, 0 if self.repeats_first_epoch else self.epoch), self.sampler
-        self.before = sampler_state.changed(sampler, self.initial)
+        self.before, self.checksum = sampler_state.changed(sampler, self.initial), len(sampler)
         if type(sampler) is SequentialSampler:
             return np.arange(len(sampler))
         if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):

@@ -214,7 +214,7 @@ def test_a_prediction_goes_on_with_the_data_and_the_weights_that_it_began_with(
     (tmp_path / "new").mkdir()
     assert prediction_writer.checkpoint_to_load(tmp_path / "new", str(tmp_path / "last.ckpt")) == str(first)
     begun = prediction_writer.checkpoint_to_load(run_dir, str(second))
-    assert re.search(r"/checkpoints/step-\d+$", begun), "not the link"
+    assert re.search(r"/checkpoints/step-\d+-\d+$", begun), "not the link"
 
 
 @pytest.mark.soak
