@@ -352,18 +352,19 @@ def desk(tmp_path: Path, project: Path, run, brief_run: Path) -> Desk:
     return Desk(tmp_path, project, run, brief_run)
 
 
+# Each command once, with the first page that has it.
+PAGES = {command: page for page in reversed(README) for command in commands(README[page])}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("readme", "command"),
+    "command",
     [
-        pytest.param(
-            readme, command, id=f"{readme}: {command}", marks=pytest.mark.soak if "check.py" in command else ()
-        )
-        for readme, path in README.items()
-        for command in (commands(path) if path.exists() else [])
+        pytest.param(command, id=f"{page}: {command}", marks=pytest.mark.soak if "check.py" in command else ())
+        for command, page in PAGES.items()
     ],
 )
-def test_command(readme: str, command: str, desk: Desk) -> None:
+def test_command(command: str, desk: Desk) -> None:
     how = next((how for pattern, how in HOW if re.fullmatch(pattern, command)), None)
     assert how, f"say in HOW how this is run: {command}"
     how(desk, command)
