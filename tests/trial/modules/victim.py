@@ -24,16 +24,15 @@ class Victim(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         (self.run_dir / f"pid-{trainer.global_rank}").write_text(str(os.getpid()))
-        resume = next(callback for callback in trainer.callbacks if isinstance(callback, Resume))  # type: ignore
-        self.attempt = resume.run.number
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, index: int) -> None:
         batch[0].add_(torch.randn_like(batch[0]), alpha=0.1)
 
     def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
-        if trainer.global_rank == 0:
+        if trainer.global_rank == 0:  # not an attribute, which would go on with the run
+            resume = next(callback for callback in trainer.callbacks if isinstance(callback, Resume))  # type: ignore
             with (self.run_dir / "steps").open("a") as stream:
-                stream.write(f"{self.attempt} {trainer.global_step}\n")
+                stream.write(f"{resume.run.number} {trainer.global_step}\n")
         hold = self.run_dir / f"hold-{trainer.global_rank}"
         if hold.exists():
             hold.unlink()
