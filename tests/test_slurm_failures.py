@@ -185,11 +185,11 @@ def test_a_rank_that_raises_ends_the_job(desk):
     )
     assert ended.state == "FAILED" and ended.exit_code and ended.record["Restarts"] == "0", ended.log
     told, _, what = (run_dir / "errors/1/rank-1.txt").read_text().splitlines()[0].partition(" ")
-    assert time.time() - float(told) < 20 and what == "ValueError: what the test asked for"
+    assert time.time() - float(told) < 20 and what == "Struck: as the strike requests"
     verdict = (run_dir / "verdict").read_text()
-    assert "outcome failed\nwhy rank 1: ValueError: what the test asked for\n" in verdict
+    assert "outcome failed\nwhy rank 1: Struck: as the strike requests\n" in verdict
     said = desk.python("report.py", str(run_dir)).stdout
-    assert "what the test asked for" in said and "failed" in said.lower(), said
+    assert "as the strike requests" in said and "failed" in said.lower(), said
 
 
 @pytest.mark.parametrize(("fault", "starts"), [("exit", 1), ("kill", 2)])
