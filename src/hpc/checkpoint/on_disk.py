@@ -142,9 +142,13 @@ def reject_copied_links(folder: Path) -> None:
         averaged = bool(copy.details.get("averaged"))
         path = checkpoint_path(folder.parent, copy.step, copy.attempt, averaged=averaged)
         original = read_manifest(path)
-        command = ["rm", "-r", str(link)] if original and original.files == copy.files else ["mv", str(link), str(path)]
+        if original and original.files == copy.files:
+            fix = f"rm -r {shlex.quote(str(link))}"
+        else:
+            remove_damaged = f"rm -r {shlex.quote(str(path))} && " if path.exists() else ""
+            fix = f"{remove_damaged}mv {shlex.quote(str(link))} {shlex.quote(str(path))}"
         rule = "must be a link to a checkpoint beside it; scp -r and cp -rL make a folder of it, rsync -a does not"
-        raise ConfigError("resume", link, rule, shlex.join(command))
+        raise ConfigError("resume", link, rule, fix)
 
 
 def list_checkpoints(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Checkpoint]:
