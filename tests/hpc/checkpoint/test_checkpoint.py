@@ -285,7 +285,7 @@ def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, 
 def test_a_copy_in_the_place_of_a_link_is_answered_by_the_command_that_puts_it_right(
     left_out: str, tmp_path: Path
 ) -> None:
-    """Check what `scp -r` and `cp -rL` make of a link, and copies without the checkpoint that it led to, or half of it."""
+    """Check what `scp -r` and `cp -rL` make of a link, also without the checkpoint that it led to, or half of it."""
     there = tmp_path / "a run/checkpoints"
     for step, name in ((10, on_disk.BEST), (20, on_disk.LAST)):
         on_disk.set_link(there / name, written(tmp_path / "a run", step))
