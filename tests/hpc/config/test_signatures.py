@@ -263,6 +263,13 @@ def test_other_programs_than_train_let_another_process_import(
         read_signature("fractions.Nothing")
 
 
+def test_a_class_whose_init_was_replaced_takes_what_the_former_one_took(write_sources: Callable) -> None:
+    base = "class Base:\n    def __init__(self, size): ...\n"
+    patch = "made = Own.__init__\ndef init(self, *args, **more):\n    made(self, *args, **more)\nOwn.__init__ = init"
+    write_sources({"own.py": f"{base}class Own(Base):\n    def __init__(self, width): ...\n{patch}"})
+    assert read_signature("own.Own") == Signature({}, [], accepts_any=True)
+
+
 def test_what_a_training_process_has_patched_is_remembered_by_none(
     imported: list[str], write_sources: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
