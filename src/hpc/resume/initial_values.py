@@ -36,6 +36,8 @@ class InitialValues:
     def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes:
         """Return what the constructor and `setup` gave; it is recorded at the first call."""
         if self._given is None:
+            for holder in (module, getattr(trainer, "datamodule", None)):
+                getattr(holder, "hparams", None)  # Lightning makes an empty dict of it when it is read first
             self._given = attributes.record_initial(trainer, module)
         return self._given
 
