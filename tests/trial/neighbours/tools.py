@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
+import sysconfig
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -88,6 +89,8 @@ def installed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     script = f"source {shlex.quote(str(shared.project))}/env.sh && type -P python"
     base = os.path.realpath(sys.executable)
     environ = {"PYTHON": str(stub), "VENV": str(venv), "STUB": str(stub), "LOG": str(written), "BASE_PYTHON": base}
+    packages = Path(sysconfig.get_path("purelib"))
+    environ |= {"PACKAGES": str(packages.relative_to(sys.prefix)), "LIBRARY": str(*packages.glob("hpc_ml-*.dist-info"))}
     words = [BASH, "--norc", "-c", script]
     commands = [shared.program(ground, f"{name}-{n}", words, environ=environ) for n in range(4)]
     for command in commands[1:]:
