@@ -46,12 +46,6 @@ FORMER_CLASSES = {
     f"{HPC}.training.mlflow_logger.LocalMLFlowLogger": (
         f"_target_: {LOGGERS}.MLFlowLogger and, for save_dir, tracking_uri: sqlite:///${{run_dir}}/mlflow.db {IN_FILE}"
     ),
-    **{
-        f"{HPC}.training.strategies.{name}": (
-            f"_target_: {HPC}.strategies.{name.lower()}.{name} in configs/strategy, of a run in its config.yaml"
-        )
-        for name in ("Single", "DDP", "FSDP")
-    },
 }
 # Resolvers that make nodes from text, or whose own name is computed: `reject_untrusted` cannot see such nodes.
 # All other resolvers lead to nodes that are checked where they stand.
