@@ -19,6 +19,10 @@ PRESENT_NAMES |= {
     "hpc.training.compile_cache": "hpc.strategies.compile_cache",
     "hpc.training.deepspeed_strategy": "hpc.strategies.deepspeed",
 }
+# Classes of one module, hpc.training.strategies, that are in several now.
+PRESENT_NAMES |= {
+    f"hpc.training.strategies.{name}": f"hpc.strategies.{name.lower()}.{name}" for name in ("Single", "DDP", "FSDP")
+}
 
 
 def present_name(name: str) -> str:
