@@ -7,14 +7,14 @@ import inspect
 import json
 import re
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from hpc.config import defaults, section_parser
+from hpc.config import defaults
 from hpc.config.errors import ConfigError, join_key, suggest_key
-from hpc.config.sections import Config
+from hpc.config.sections import SECTIONS, Config, key_fields
 
 FIELD = re.compile(r"    (\w+): [^=#]+?(?: = .*?)?(?:  # (?!type:)(.*?))?(?:  # type: .*)?")
-SCHEMAS = {"": Config, **section_parser.SECTIONS}
+SCHEMAS = {"": Config, **SECTIONS}
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ def describe(word: str) -> str:
     """
     key = word.lstrip("+~").partition("=")[0]
     keys = {entry.key: entry for name in SCHEMAS for entry in read_keys(name)}
-    if key in section_parser.SECTIONS:
+    if key in SECTIONS:
         entries = [entry for entry in keys.values() if entry.key.startswith(f"{key}.")]
         return "\n\n".join([f"{key}: {inspect.getdoc(SCHEMAS[key])}", *map(_as_text, entries)])
     parent = key.partition(".")[0]
     if key not in keys and not (parent in keys and keys[parent].type == "Any"):
-        fix = suggest_key(key, [*keys, *section_parser.SECTIONS])
+        fix = suggest_key(key, [*keys, *SECTIONS])
         raise ConfigError(f"--help {key}", None, "must name a key of the config", f"--help {fix.removesuffix('=...')}")
     return _as_text(keys.get(key) or keys[parent])
 
@@ -50,8 +50,7 @@ def describe(word: str) -> str:
 def read_keys(section: str) -> list[KeyHelp]:
     """Return the keys of a section, "" for those at the top of the config, with their comments."""
     schema = SCHEMAS[section]
-    files = defaults.all_defaults()
-    values = {**(files["base"] if not section else files["base"].get(section, {})), **files.get(f"{section}/base", {})}
+    values = defaults.all_defaults()[section] if section else defaults.all_defaults()
     comments: dict[str, str] = {}
     above: list[str] = []
     for line in inspect.getsource(schema).splitlines():
@@ -60,7 +59,6 @@ def read_keys(section: str) -> list[KeyHelp]:
         elif match := FIELD.fullmatch(line):
             comments.setdefault(match[1], " ".join([*above, *filter(None, [match[2]])]))
             above = []
-    left_out = {*section_parser.SET_BY_PARSER, *(section_parser.SECTIONS if not section else ())}
     return [
         KeyHelp(
             join_key(section, field.name),
@@ -68,8 +66,7 @@ def read_keys(section: str) -> list[KeyHelp]:
             json.dumps(values.get(field.name)),
             comments.get(field.name, ""),
         )
-        for field in fields(schema)
-        if field.name not in left_out
+        for field in key_fields(schema)
     ]
 
 

@@ -19,7 +19,7 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError, convert_omegaconf_error, raise_problems
 from hpc.config.personal_clusters import PERSONAL_CLUSTERS
 from hpc.config.rules import RULES
-from hpc.config.sections import ClusterConfig, Config
+from hpc.config.sections import SECTIONS, ClusterConfig, Config
 
 
 def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -> Config:
@@ -42,14 +42,14 @@ def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -
     if isinstance(node.get("trainer"), DictConfig):
         problems += _guarded(trainer_arguments.argument_problems, node)
     sections: dict[str, Any] = {}
-    for name in section_parser.SECTIONS:
+    for name in SECTIONS:
         section, errors = section_parser.parse_section(name, _get(node, name))
         problems += errors
         sections |= {name: section} if section is not None else {}
     values, errors = section_parser.read_values(Config, node, name="")
     problems += [*errors, *section_parser.unknown_keys(Config, node, name="")]
     cfg: Any = None
-    empty = dict.fromkeys(section_parser.SECTIONS)
+    empty = dict.fromkeys(SECTIONS)
     try:
         cfg = Config(**values, **{**empty, **sections}, node=node)  # type: ignore[arg-type]
     except ConfigError as error:

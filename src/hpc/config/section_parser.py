@@ -1,7 +1,7 @@
 """Make the dataclass of a section from its node, with the errors of all its values."""
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from functools import cache
 from typing import Any
 
@@ -11,16 +11,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, join_key, raise_problems, suggest_key
 from hpc.config.freezing import environment_as_bash
-from hpc.config.sections import CheckpointConfig, ClusterConfig, FaultsConfig, StrategyConfig, TrainerConfig
+from hpc.config.sections import SECTIONS, Config, key_fields
 
-SECTIONS = {
-    "checkpoint": CheckpointConfig,
-    "faults": FaultsConfig,
-    "trainer": TrainerConfig,
-    "strategy": StrategyConfig,
-    "cluster": ClusterConfig,
-}
-SET_BY_PARSER = ("node", "arguments")  # fields that are no keys of the config
 # Keys of the cluster that stand in the job script, where a value of the environment stays a variable. What the
 # scheduler itself reads, such as an account, is resolved: it expands no variables, and shows such values to everybody.
 IN_BASH = ("cluster.container", "cluster.node_local", "cluster.env")
@@ -52,7 +44,7 @@ def read_section(name: str, node: Any) -> Any:
 
 def unknown_keys(schema: type, node: DictConfig, *, name: str) -> list[ConfigError]:
     """Return the errors of keys that a section does not have."""
-    known = [field.name for field in fields(schema) if field.name not in SET_BY_PARSER]
+    known = [*(field.name for field in key_fields(schema)), *(SECTIONS if schema is Config else ())]
     rule = f"must be one of the keys of {name or 'the config'}: {', '.join(known)}"
     unknown = [str(key) for key in node if key not in known]
     return [ConfigError(join_key(name, key), None, rule, suggest_key(key, known, name)) for key in unknown]
@@ -68,9 +60,7 @@ def read_values(schema: type, node: DictConfig, *, name: str) -> tuple[dict[str,
     """
     values: dict[str, Any] = {}
     problems: list[ConfigError] = []
-    for field in fields(schema):
-        if field.name in SET_BY_PARSER or (not name and field.name in SECTIONS):
-            continue
+    for field in key_fields(schema):
         try:
             if field.name in node:
                 values[field.name] = _typed_value(schema, node, field.name, field.type, join_key(name, field.name))

@@ -4,7 +4,7 @@
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ class Config:
     # among several ranks. ranks: it gives each rank (and each worker) samples of its own. workers: it splits them by
     # get_worker_info, which counts the workers of all ranks. nothing: all read the same, and take turns
     data: Any = None
-    callbacks: Any = None  # by names of your choice
+    callbacks: Any = field(default_factory=dict)  # by names of your choice
     logger: Any = None  # null: none; logger=[tensorboard,csv]: several
     node: Any = field(default=None, repr=False)
 
@@ -223,6 +223,22 @@ def _run_dir_problem(run_dir: str | None) -> ConfigError | None:
     return None
 
 
+SECTIONS: dict[str, type] = {
+    "checkpoint": CheckpointConfig,
+    "faults": FaultsConfig,
+    "trainer": TrainerConfig,
+    "strategy": StrategyConfig,
+    "cluster": ClusterConfig,
+}
+
+
+def key_fields(schema: type) -> list[Field]:
+    """Return the fields that are keys with a value: neither sections, nor the node that the parser adds."""
+    return [
+        key for key in fields(schema) if key.name not in ("node", "arguments") and key.type not in SECTIONS.values()
+    ]
+
+
 # Keys whose values are text: an account 0123 or a partition called no stays what was typed.
-TEXT_KEYS = {key.name for key in fields(Config) if key.type in (str, str | None)}
-TEXT_KEYS |= {f"cluster.{key.name}" for key in fields(ClusterConfig) if key.type in (str, str | None)}
+TEXT_KEYS = {key.name for key in key_fields(Config) if key.type in (str, str | None)}
+TEXT_KEYS |= {f"cluster.{key.name}" for key in key_fields(ClusterConfig) if key.type in (str, str | None)}

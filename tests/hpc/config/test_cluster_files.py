@@ -50,9 +50,11 @@ def test_help_lists_them_in_one_line(configs: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_copy_of_a_jobs_code_has_the_defaults_that_lie_in_it(configs: Path) -> None:
     defaults.write(configs)
-    file = configs / "cluster" / "base.yaml"
+    file = configs / "base.yaml"
     file.write_text(file.read_text().replace("rendezvous_seconds: 300", "rendezvous_seconds: 301"))
     assert cluster(configs, "cluster=slurm").rendezvous_seconds == 301
+    (configs / "cluster" / "base.yaml").write_text("rendezvous_seconds: 302")  # as copies of earlier versions have it
+    assert cluster(configs, "cluster=slurm").rendezvous_seconds == 302
     assert cluster(project.CONFIGS, "cluster=slurm").rendezvous_seconds == 300
 
 

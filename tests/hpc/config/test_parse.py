@@ -75,7 +75,7 @@ def test_several_problems_are_one_error_that_can_be_sent() -> None:
 
 
 def test_every_rule_takes_parts_of_the_config() -> None:
-    parts = {*parse.section_parser.SECTIONS, *(key for key in vars(parsed()))}
+    parts = {*parse.SECTIONS, *(key for key in vars(parsed()))}
     for rule in rules.RULES:
         assert set(parse.inspect.signature(rule).parameters) <= parts, rule.__name__
     assert len(set(rules.RULES)) == len(rules.RULES)

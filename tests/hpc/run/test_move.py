@@ -232,7 +232,7 @@ def test_the_runs_own_configs_are_composed(run: Path, configs: Path) -> None:
     own_cluster(configs, "slurm", "cores_per_gpu: 8", "cores_per_gpu: 9")
     assert frozen_config.list_changes(run, compose(run, "trainer.num_nodes=2")) == ["trainer.num_nodes: 4 -> 2"]
     own_cluster(run / "code" / "configs", "slurm", "cores_per_gpu: 8", "cores_per_gpu: 7")
-    edit(run / "code" / "configs/cluster/base.yaml", "rendezvous_seconds: 300", "rendezvous_seconds: 301")
+    edit(run / "code" / "configs/base.yaml", "rendezvous_seconds: 300", "rendezvous_seconds: 301")
     cluster = compose(run, "trainer.num_nodes=2").cluster
     assert (cluster.cores_per_gpu, cluster.rendezvous_seconds) == (7, 301)
 

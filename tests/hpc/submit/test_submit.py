@@ -21,7 +21,7 @@ from desk import FILES, SOURCED, Desk
 from fork import PROJECT, REPO
 from omegaconf import OmegaConf
 
-from hpc.config import compose, defaults, freezing, library, parse, personal_clusters, project
+from hpc.config import compose, freezing, library, parse, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
@@ -462,9 +462,8 @@ def copied(run_dir: Path) -> list[str]:
     files = [path for path in (run_dir / "code").rglob("*") if path.is_file()]
     made = f".{sys.implementation.cache_tag}.pyc"
     names = sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
-    written = {f"configs/{name}.yaml" for name in defaults.all_defaults()}
-    assert written <= set(names)
-    return [name for name in names if ".dist-info/" not in name and name not in written]
+    assert "configs/base.yaml" in names
+    return [name for name in names if ".dist-info/" not in name and name != "configs/base.yaml"]
 
 
 def rank_environment(script: Path) -> str:
