@@ -19,7 +19,7 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError, convert_omegaconf_error, raise_problems
 from hpc.config.personal_clusters import PERSONAL_CLUSTERS
 from hpc.config.rules import RULES
-from hpc.config.sections import SECTIONS, ClusterConfig, Config
+from hpc.config.sections import SECTIONS, Config
 
 
 def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -> Config:
@@ -43,7 +43,9 @@ def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -
         problems += _guarded(trainer_arguments.argument_problems, node)
     sections: dict[str, Any] = {}
     for name in SECTIONS:
-        section, errors = section_parser.parse_section(name, _get(node, name))
+        section, errors = section_parser.parse_section(
+            name, OmegaConf.select(node, name, throw_on_resolution_failure=False)
+        )
         problems += errors
         sections |= {name: section} if section is not None else {}
     values, errors = section_parser.read_values(Config, node, name="")
@@ -54,9 +56,8 @@ def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -
         cfg = Config(**values, **{**empty, **sections}, node=node)  # type: ignore[arg-type]
     except ConfigError as error:
         problems.append(error)
-    problems += _broken_rules(values | sections, _keys_of(problems), needs_data=needs_data)
-    if for_job and (cluster := sections.get("cluster")):
-        problems += _job_problems(cluster)
+    parts = values | sections | {"for_job": for_job}
+    problems += _broken_rules(parts, _keys_of(problems), needs_data=needs_data)
     raise_problems(problems)
     raise_problems(arguments.argument_problems(cfg, reads_data=needs_data))
     return cfg
@@ -88,13 +89,6 @@ def _guarded(rule: Any, *arguments: Any) -> list[ConfigError | None]:
 def _keys_of(problems: list[ConfigError | None]) -> set[str]:
     singles = [single for problem in problems for single in getattr(problem, "problems", (problem,)) if single]
     return {key for single in singles for key in single.key.split(", ")}
-
-
-def _get(node: DictConfig, name: str) -> Any:
-    try:
-        return node.get(name)
-    except OmegaConfBaseException:
-        return None
 
 
 def _incomplete(node: DictConfig, *, needs_data: bool, for_job: bool) -> Iterator[ConfigError]:
@@ -129,13 +123,6 @@ def _is_empty(node: DictConfig, key: str) -> bool:
         return OmegaConf.select(node, key) in (None, "")
     except OmegaConfBaseException:
         return False  # a broken reference, which has an error of its own
-
-
-def _job_problems(cluster: ClusterConfig) -> Iterator[ConfigError]:
-    if cluster.stage_env and not cluster.node_local:
-        rule = "must be a folder on the node, to which cluster.stage_env copies the environment"
-        fix = "cluster.node_local='$TMPDIR', or cluster.stage_env=false"
-        yield ConfigError("cluster.node_local", "null", rule, fix)
 
 
 def _reference_problems(node: DictConfig, key: str, value: object) -> Iterator[ConfigError]:

@@ -1,6 +1,7 @@
 """Rules on several sections of the config together: one flat list.
 
-Each rule takes the sections, or keys at the top of the config, that its parameters name, and yields its errors.
+Each rule takes the sections, or keys at the top of the config, that its parameters name, and yields its errors. Whether
+the config is checked for a job is told by `for_job`.
 `parse.py` calls those whose sections are right by themselves.
 """
 
@@ -73,6 +74,13 @@ def a_cluster_has_the_nodes_and_devices(trainer: TrainerConfig, cluster: Cluster
     if trainer.accelerator == "gpu" and num_gpus and (trainer.devices or 0) > num_gpus:
         rule = f"must be at most {num_gpus}, the GPUs of a node of cluster={cluster.name}"
         yield ConfigError("trainer.devices", trainer.devices, rule, f"trainer.devices={num_gpus}")
+
+
+def a_job_can_stage_its_environment(cluster: ClusterConfig, for_job: bool) -> Problems:
+    if for_job and cluster.stage_env and not cluster.node_local:
+        rule = "must be a folder on the node, to which cluster.stage_env copies the environment"
+        fix = "cluster.node_local='$TMPDIR', or cluster.stage_env=false"
+        yield ConfigError("cluster.node_local", "null", rule, fix)
 
 
 def a_cpu_computes_in_this_precision(trainer: TrainerConfig) -> Problems:
@@ -223,6 +231,7 @@ RULES = [
     a_model_names_its_class,
     data_name_their_class,
     a_cluster_has_the_nodes_and_devices,
+    a_job_can_stage_its_environment,
     a_cpu_computes_in_this_precision,
     a_task_has_cores_for_the_workers,
     deepspeed_skips_no_update,

@@ -24,9 +24,7 @@ def parse_section(name: str, node: Any) -> tuple[Any, list[ConfigError]]:
     if not isinstance(node, DictConfig):
         return None, [ConfigError(name, node, "must be a group of keys", f"the command without {name}=")]
     values, problems = read_values(schema, node, name=name)
-    if name == "trainer":  # all arguments of Lightning's Trainer
-        values["arguments"] = node
-    else:
+    if name != "trainer":  # its other keys are arguments of Lightning's Trainer
         problems += unknown_keys(schema, node, name=name)
     try:
         section = schema(**values)

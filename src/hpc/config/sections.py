@@ -83,7 +83,6 @@ class TrainerConfig:
     profiler: Any = field(default_factory=lambda: {"_target_": "hpc.training.step_overhead.DataWaitClock"})
     gradient_clip_algorithm: str | None = None  # norm or value; null: norm
     check_val_every_n_epoch: int | None = 1  # null: not by epochs
-    arguments: Any = field(default=None, repr=False)  # the node of all arguments, as the Trainer gets them
 
     def __post_init__(self) -> None:
         raise_problems(
@@ -234,9 +233,7 @@ SECTIONS: dict[str, type] = {
 
 def key_fields(schema: type) -> list[Field]:
     """Return the fields that are keys with a value: neither sections, nor the node that the parser adds."""
-    return [
-        key for key in fields(schema) if key.name not in ("node", "arguments") and key.type not in SECTIONS.values()
-    ]
+    return [key for key in fields(schema) if key.name != "node" and key.type not in SECTIONS.values()]
 
 
 # Keys whose values are text: an account 0123 or a partition called no stays what was typed.

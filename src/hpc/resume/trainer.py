@@ -115,12 +115,12 @@ def _configure_strategy(trainer: Any, cfg: Config, *, store: Any) -> None:
 
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
     precision_plugins = single.double_precision_plugins(run.cfg.trainer.precision)
-    if run.cfg.trainer.arguments.get("enable_progress_bar") is False:
+    if run.cfg.node.trainer.get("enable_progress_bar") is False:
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     trainer = build(
-        {"enable_progress_bar": has_bar} | dict(run.cfg.trainer.arguments),
+        {"enable_progress_bar": has_bar} | dict(run.cfg.node.trainer),
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,

@@ -31,7 +31,7 @@ def begin_logging(run: Attempt, references: Mapping[str, str]) -> list[Logger]:
     """
     loggers_by_name: dict[str, Logger] = {}
     starts, writer = attempt_log.read_starts(run.run_dir), positions.new_writer(run.number)
-    if not run.cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers any name
+    if not run.cfg.node.trainer.get("fast_dev_run"):  # Lightning would replace them by one that answers any name
         loggers_by_name = loggers.build_loggers(
             run.cfg, run.checkpoint, starts=starts, writer=writer, is_writing=run.claim is not None
         )
