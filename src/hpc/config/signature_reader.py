@@ -13,21 +13,18 @@ from typing import Any
 
 from hpc.config.errors import ConfigError, first_line
 from hpc.config.project import SOURCES, is_project_code
-from hpc.config.signatures import Signature, stamp
+from hpc.config.signatures import Signature, fingerprint, source_name
 
 PLAN = "tensor_parallel_plan"
 
 
 def read(targets: list[str]) -> dict[str, dict[str, Any]]:
-    """Return for each dotted name its signature and what it was read from, or the parts of a `ConfigError`.
-
-    `read_from` is None if it cannot be told later whether that is still the same.
-    """
+    """Return for each dotted name its `Signature` as plain data, or the parts of a `ConfigError`."""
     answers: dict[str, dict[str, Any]] = {}
     for target in targets:
         try:
             found = _import(target)
-            answers[target] = {"signature": asdict(_signature(found)), "read_from": _stamps(target, found)}
+            answers[target] = asdict(replace(_signature(found), read_from=_read_from(target, found)))
         except ConfigError as error:
             answers[target] = {"error": error.parts()}
     return answers
@@ -138,8 +135,8 @@ def _has_plan(kind: type) -> bool:
     return hasattr(kind, PLAN) or any(PLAN in method.__code__.co_names for method in methods)
 
 
-def _stamps(target: str, found: Any) -> dict[str, str] | None:
-    """Return by what to recognize that all modules of a target are as they were; None if one cannot be recognized."""
+def _read_from(target: str, found: Any) -> dict[str, str] | None:
+    """Return the fingerprints of all modules of a target; None if one cannot be recognized later."""
     owner = found if isinstance(found, type) else getattr(found, "__self__", found)
     kinds = owner.__mro__ if isinstance(owner, type) else (owner,)
     modules = {str(getattr(kind, "__module__", "")) for kind in kinds}
@@ -147,8 +144,9 @@ def _stamps(target: str, found: Any) -> dict[str, str] | None:
     while (name := name.rpartition(".")[0]) and name not in sys.modules:
         pass
     modules |= {name}
-    stamps = [stamp(module) for module in modules if module and module.partition(".")[0] not in sys.stdlib_module_names]
-    return None if None in stamps else dict(sorted(filter(None, stamps)))
+    others = [name for name in modules if name and name.partition(".")[0] not in sys.stdlib_module_names]
+    sources = [source_name(module) for module in others]
+    return {name: fingerprint(name) for name in sorted(map(str, sources))} if None not in sources else None
 
 
 if __name__ == "__main__":

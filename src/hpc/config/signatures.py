@@ -34,12 +34,17 @@ _known: dict[str, "Signature | ConfigError"] = {}  # in this process
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a callable."""
+    """The parameters of a callable, and what they were read from."""
 
     parameters: dict[str, str]  # name → annotation as text, "" if there is none
     required: list[str]
     accepts_any: bool = False  # **kwargs that cannot be followed any further
     has_tensor_parallel_plan: bool = False  # of a class
+    read_from: dict[str, str] | None = None  # name of a source → its `fingerprint`; None: one cannot be recognized
+
+    def is_current(self) -> bool:
+        """Return whether all that it was read from is as it was."""
+        return all(fingerprint(name) == was for name, was in (self.read_from or {}).items())
 
 
 def read_signature(target: str) -> Signature:
@@ -65,9 +70,9 @@ def learn(targets: Iterable[str]) -> None:
         return
     memory = _read_memory()
     for target in unknown:
-        fresh = (entry for entry in memory.get(target, ()) if _is_current(entry["read_from"]))
-        if entry := next(fresh, None):
-            _known[target] = Signature(**entry["signature"])
+        remembered = (Signature(**entry) for entry in memory.get(target, ()))
+        if fresh := next((signature for signature in remembered if signature.is_current()), None):
+            _known[target] = fresh
     if not (missing := [target for target in unknown if target not in _known]):
         return
     from hpc.config import signature_reader, versions  # only here: what is remembered needs neither
@@ -79,7 +84,7 @@ def learn(targets: Iterable[str]) -> None:
         if "error" in answer:
             _known[target] = ConfigError(*answer["error"])
             continue
-        _known[target] = Signature(**answer["signature"])
+        _known[target] = Signature(**answer)
         if answer["read_from"] is not None:
             memory[target] = [answer, *memory.get(target, ())][:MAX_VERSIONS]
     _write_memory(memory)
@@ -138,30 +143,19 @@ def remember_all() -> None:
             print(make_printable(text), file=sys.stderr)
 
 
-def stamp(module: str) -> tuple[str, str] | None:
-    """Return by what to recognize that a module is as it was: its package and version, or its name and a digest.
-
-    None if it can be neither.
-    """
+def source_name(module: str) -> str | None:
+    """Return the name by which `fingerprint` recognizes a module: its own, its package, or its file; None for none."""
     package = module.partition(".")[0]
     if is_project_code(module):
-        return module, _digest(source_file(module))
-    if package_version := _package_version(package):
-        return package, package_version
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return (file, _digest(Path(file))) if file else None
+        return module
+    return package if fingerprint(package) else getattr(sys.modules.get(module), "__file__", None)
 
 
-def _is_current(read_from: dict[str, str]) -> bool:
-    """Return whether all that a signature was read from is as it was: see `stamp`."""
-    for name, was in read_from.items():
-        if os.path.isabs(name):
-            now = _digest(Path(name))
-        else:
-            now = _digest(source_file(name)) if is_project_code(name) else _package_version(name)
-        if now != was:
-            return False
-    return True
+def fingerprint(name: str) -> str:
+    """Return the digest of a file or of a module of the project, or the version of a package; "" if there is none."""
+    if os.path.isabs(name):
+        return _digest(Path(name))
+    return _digest(source_file(name)) if is_project_code(name) else _package_version(name)
 
 
 @cache
@@ -199,7 +193,7 @@ def _ask_reader(targets: list[str]) -> dict[str, dict[str, Any]]:
 
 def _memory_file() -> Path | None:
     try:
-        return home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "signatures.json"
+        return home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "class_signatures.json"
     except (OSError, ValueError, KeyError):  # a project without a name
         return None
 
