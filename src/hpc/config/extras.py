@@ -1,6 +1,5 @@
 """Extras of the library that env.sh leaves out: packages that only some runs need, installed on request."""
 
-import re
 import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -31,8 +30,7 @@ def missing(extra: str, key: str, value: object, *, modules: Sequence[str] | Non
     """Return the error that `require` raises, or None."""
     if names := [name for name in modules or MODULES[extra] if not _is_installed(name)]:
         rule = f"This needs packages that are not installed: {', '.join(names)}"
-        packages = [re.split(r"[^\w.-]", requirement)[0] for requirement in versions.read_extra(extra)]
-        fix = f"python -m pip install -c constraints.txt {shlex.join(packages)}"
+        fix = f"python -m pip install -c constraints.txt {shlex.join(versions.read_extra(extra))}"
         return ConfigError(key, value, rule, fix)
     return None
 

@@ -5,7 +5,7 @@ Imports neither of them, and only the standard library before a version is compa
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc.config import library
-from hpc.config.project import PROJECT
+from hpc.config.project import LIBRARY, PROJECT
 
 CHECKED = ("torch", "lightning")
 # For the torch of a site. The library's dist-info has its requirements.
@@ -72,16 +72,16 @@ def requirements_to_install() -> list[str]:
     Of the extras of the library, those that the project's pin names.
     """
     table = _read_project_table(PROJECT)
-    pinned, own = _split_pin(table)
-    of_library = _select_requirements(library.read_requirements(), _parse_extras(pinned))
+    pin, own = _split_pin(table)
+    of_library = _select_requirements(library.read_requirements(), _parse(pin).extras if pin else ())
     return [*of_library, *own, *chain(*table.get("optional-dependencies", {}).values())]
 
 
 def read_extra(name: str) -> list[str]:
-    """Return the packages of an extra of the library, which are installed on request."""
+    """Return the names of the packages of an extra of the library, which are installed on request."""
     requirements = library.read_requirements()
-    always = _select_requirements(requirements, [])
-    return [text for text in _select_requirements(requirements, [name]) if text not in always]
+    always = _select_requirements(requirements)
+    return [_parse(text).name for text in _select_requirements(requirements, [name]) if text not in always]
 
 
 def unmet_requirements(code: Path) -> list[str]:
@@ -96,16 +96,13 @@ def unmet_requirements(code: Path) -> list[str]:
         such as ["einops>=0.8"].
     """
     _, own = _split_pin(_read_project_table(code))
-    own_library = library.read_requirements(code / "src") if (code / "src" / "hpc").is_dir() else None
-    needed = [*_select_requirements(library.read_requirements() if own_library is None else own_library, []), *own]
+    sources = code / "src" if (code / "src" / "hpc").is_dir() else LIBRARY.parent
+    needed = _select_requirements([*library.read_requirements(sources), *own])
     return [text for text in needed if not _is_requirement_met(text)]
 
 
 def _is_requirement_met(text: str) -> bool:
-    """Return whether what is installed meets a requirement, or its marker says that this Python does not need it."""
-    requirement = _import_packaging("requirements").Requirement(text)
-    if requirement.marker and not requirement.marker.evaluate():
-        return True
+    requirement = _parse(text)
     try:
         return _is_in_range(version(requirement.name), str(requirement.specifier))
     except PackageNotFoundError:
@@ -124,20 +121,23 @@ def _split_pin(table: dict[str, Any]) -> tuple[str, list[str]]:
     return next((text for text in texts if text not in own), ""), own
 
 
-def _parse_extras(requirement: str) -> list[str]:
-    names = re.match(r"[\w.-]+ *\[([^\]]*)\]", requirement)
-    return [name.strip() for name in names[1].split(",")] if names else []
+def _parse(requirement: str) -> Any:
+    return _import_packaging("requirements").Requirement(requirement)
 
 
-def _select_requirements(requirements: Sequence[str], extras: Sequence[str]) -> list[str]:
-    """Return the requirements that always hold, and those of these extras, without that marker."""
-    parts = [re.fullmatch(r"(.+?)(?:; *extra == ['\"]([\w-]+)['\"])?", text) for text in requirements]
-    return [part[1].strip() for part in parts if part and (part[2] is None or part[2] in extras)]
+def _select_requirements(requirements: Iterable[str], extras: Iterable[str] = ()) -> list[str]:
+    """Return the requirements that hold for this Python and with these extras, without their markers."""
+    selected = []
+    for text in requirements:
+        marker = _parse(text).marker
+        if not marker or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            selected.append(text.partition(";")[0].strip() if marker else text)
+    return selected
 
 
 def is_requirement_of(requirement: str, package: str) -> bool:
     """Return whether a requirement such as "torch>=2.10,<2.14" is one of this package."""
-    return re.match(rf"{package}(?![\w.-])", requirement) is not None
+    return _parse(requirement).name == package
 
 
 def installed_package(name: str) -> InstalledPackage | None:
@@ -146,9 +146,9 @@ def installed_package(name: str) -> InstalledPackage | None:
         package = distribution(name)
     except PackageNotFoundError:
         return None
-    requirements = [text.partition(";")[0] for text in requirements_to_install() if is_requirement_of(text, name)]
-    ranges = [re.sub(rf"^{name} *(\[.*\])?", "", text).strip() for text in requirements]
-    return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(filter(None, ranges)))
+    specifiers = [_parse(text).specifier for text in requirements_to_install() if is_requirement_of(text, name)]
+    parts = sorted(chain(*specifiers), key=lambda part: (-ord(part.operator[0]), part.version))  # >=2.10,<2.14,!=2.11
+    return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(map(str, parts)))
 
 
 def unsupported_packages(names: tuple[str, ...] = CHECKED) -> list[InstalledPackage]:
