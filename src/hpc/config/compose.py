@@ -18,7 +18,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config import defaults, personal_clusters, trainer_arguments, typed_words
+from hpc.config import defaults, personal_clusters, signatures, trainer_arguments, typed_words
 from hpc.config.conversion import flatten, format_list_override
 from hpc.config.errors import ConfigError, closest_word, first_line, suggest_key
 from hpc.config.project import CONFIGS
@@ -50,11 +50,13 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     try:
         with initialize_hydra(configs):
             words = [typed_words.in_hydras_grammar(override) for override in overrides]
-            cfg = _compose_typed(typed_words.last_choices(words))
+            cfg = _compose_typed(typed_words.last_choices(words), configs)
             choices = cfg.hydra.runtime.choices
             with open_dict(cfg):
                 del cfg["hydra"]
                 cfg.setdefault("callbacks", {})  # ~callbacks
+    except ConfigError:
+        raise
     except OmegaConfBaseException as error:
         fix = f"correct this override, or the file below {configs}"
         raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], fix) from None
@@ -109,19 +111,26 @@ def initialize_hydra(configs: Path) -> initialize_config_dir:
     return initialize_config_dir(str(configs), version_base="1.3")
 
 
-def _compose_typed(words: list[str]) -> DictConfig:
-    """Return the config of these words, each with or without a plus, together with the config of Hydra itself."""
-    while True:
-        try:
-            return hydra_compose("train", words, return_hydra_config=True)
-        except ConfigCompositionException as error:
-            repaired = typed_words.without_needless_plus(words, error)
-            others = [word for word in words if not typed_words.sets_value(word)]
-            if str(error).startswith("Could not override") and len(others) < len(words):
-                repaired = typed_words.with_plus_for_arguments(words, _compose_typed(others))
+def _compose_typed(words: list[str], configs: Path) -> DictConfig:
+    """Return the config of these words, each with or without a plus, together with the config of Hydra itself.
+
+    Raises:
+        ConfigError: a key that the configs do not have, and that the class at that place does not take.
+    """
+    try:
+        return hydra_compose("train", words, return_hydra_config=True)
+    except ConfigCompositionException as error:
+        repaired = typed_words.without_needless_plus(words, error)
+        if words and (match := re.match(r"Could not override '([^']+)'", str(error))):
+            key = match[1]
+            others = [word for word in words if not typed_words.sets_value(word) and word.partition("=")[0] != key]
+            base = _compose_typed(others if len(others) < len(words) else [], configs)
+            repaired = typed_words.with_plus_for_arguments(words, base)
             if repaired == words:
-                raise
-            words = repaired
+                raise _unknown_key_error(key, words, base, configs=configs) from None
+        if repaired == words:
+            raise
+    return _compose_typed(repaired, configs)
 
 
 def _take_checkpoint_of_run(cfg: DictConfig) -> None:
@@ -146,23 +155,25 @@ def _default_name(choices: Mapping[str, str | None]) -> str:
     return "_".join(dict.fromkeys(words)) or "run"
 
 
-def _unknown_key_error(key: str, overrides: Sequence[str], *, configs: Path) -> ConfigError:
-    """Return the error of a key that the config does not have. Where the class takes any, it says `+key=value`."""
-    from hpc.config import signatures
+def _unknown_key_error(key: str, words: Sequence[str], base: DictConfig, *, configs: Path) -> ConfigError:
+    """Return the error of a key that the config does not have. Where the class takes any, it says `+key=value`.
 
-    others = [override for override in overrides if override.partition("=")[0] != key]
-    cfg = compose_overrides(others if len(others) < len(overrides) else [], configs=configs)
+    Args:
+        base: the config without the words that set values, and with that of Hydra.
+    """
     above, _, last = key.rpartition(".")
-    target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
+    target = OmegaConf.select(base, f"{above}._target_", default=None) if above else None
     rule = "must be a group or a key of configs/ (+key=value adds a key)"
-    fix = suggest_key(key, [*flatten(cfg), *config_groups(configs)])
+    fix = suggest_key(
+        key, [*(name for name in flatten(base) if not name.startswith("hydra.")), *config_groups(configs)]
+    )
     with suppress(ConfigError):
         if isinstance(target, str):
             signature = signatures.read_signature(target)
             if not signature.accepts_any:
                 return signatures.unknown_argument_error(above, last, target=target, signature=signature)
             rule = f"must have a plus, as {target} takes any argument and a wrong name would not be noticed"
-            fix = f"+{next((word for word in overrides if word not in others), key)}"
+            fix = f"+{next((word for word in words if word.partition('=')[0] == key), key)}"
     return ConfigError(key, None, rule, fix)
 
 
@@ -188,9 +199,6 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
         rule = "must be one value; several values are several runs, or one list"
         fix = "python submit.py --multirun ... for several runs, or key=[a,b] for a list"
         raise ConfigError(match[1], None, rule, fix) from None
-    if match := re.search(r"Could not override '([^']+)'", text):
-        key = match[1]
-        raise _unknown_key_error(key, overrides, configs=configs)
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"
     rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"

@@ -9,8 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import signatures, trust
-from hpc.config.batch_size import OF_LOADERS
+from hpc.config import batch_size, signatures, trust
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import escape_quotes
 from hpc.config.project import CONFIGS
@@ -20,7 +19,8 @@ from hpc.config.sections import TEXT_KEYS
 CODE_KEYS = re.compile(r"(?<!\w)_(target|check)_(?!\w)")
 # Keys of Hydra itself. Of these, only hydra.searchpath changes a config.
 HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
-BATCH_SIZES = ("data.batch_size", "data.global_batch_size")
+# Keys beside the arguments of the data's class, whichever of them a file of configs/data/ has.
+DATA_KEYS = {f"data.{key}" for key in (batch_size.GLOBAL, batch_size.PER_DEVICE, batch_size.OF_LOADERS)}
 VALUE = re.compile(r"\+{0,2}(?!hydra\.)\w+(\.\w+)+=")  # an override of a value; the name of a group has no dot
 # Groups of which Hydra accepts no null, though it says what is meant: none of its files.
 OPTIONAL_GROUPS = ("callbacks", "logger")
@@ -34,9 +34,8 @@ def in_hydras_grammar(override: str) -> str:
         return f"~{bare}"
     if bare in TEXT_KEYS and equals and not (value in ("null", "???") or value[:1] in ("'", '"') or "${" in value):
         value = f"'{escape_quotes(value)}'"
-    # A plus adds a key, or sets one that exists: it can only mean one thing. Likewise what has a class of its own, and
-    # either batch size, whichever a file of configs/data/ has.
-    if VALUE.match(override) and (key != bare or CODE_KEYS.search(override) or bare in BATCH_SIZES):
+    # A plus adds a key, or sets one that exists: it can only mean one thing. Likewise what has a class of its own.
+    if VALUE.match(override) and (key != bare or CODE_KEYS.search(override) or bare in DATA_KEYS):
         key = f"++{bare}"
     return f"{key}{equals}{value}"
 
@@ -68,8 +67,6 @@ def _is_argument(word: str, cfg: DictConfig) -> bool:
         return False
     above, _, last = word.partition("=")[0].rpartition(".")
     node = OmegaConf.select(cfg, above, default=None)
-    if (above, last) == ("data", OF_LOADERS):
-        return last not in (node or {})
     if not isinstance(node, DictConfig) or last in node or not isinstance(target := node.get("_target_"), str):
         return False
     with suppress(ConfigError):  # the rules report a class that cannot be found
