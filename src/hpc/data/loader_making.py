@@ -10,18 +10,15 @@ from functools import partial
 from typing import Any, Protocol
 
 import lightning as L
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from hpc.data.rank_steps import run_seed
 from hpc.state import attributes, randomness
-from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
-from hpc.state.batch_effects import OF_ALL, AttributeEffects
+from hpc.state.attributes import InitialAttributes, Place
+from hpc.state.batch_effects import OF_ALL
 
 # Names in Lightning's loops.
 LAST_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}
 IS_DUE = {"train": "_should_reload_train_dl", "val": "_should_reload_val_dl"}
-MAX_ENTRIES = 1_000_000  # of a container, array or tensor that is copied before loaders are made
 Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name and plain form of attributes
 
 
@@ -51,7 +48,6 @@ class LoaderMaking:
         self.notes: Notes = {}
         self.again: Notes = {}
         self.changed: set[Place] = set()
-        self._effects = AttributeEffects(trainer, max_entries=MAX_ENTRIES)
         for split, loop in self.loops.items():
             # Lightning has no hook for this. It calls `setup_data` whenever new loaders may be needed.
             loop.setup_data = partial(self._make, split, loop, loop.setup_data)  # type: ignore[method-assign]
@@ -80,22 +76,24 @@ class LoaderMaking:
         """Call a loop's `setup_data`, from what was noted or with a note of what changes."""
         if loop._combined_loader is not None and not getattr(loop, IS_DUE[split]):
             return set_up()
-        note, effects, loaders = self._take_note(split), self._effects, loop._combined_loader
+        note, loaders = self._take_note(split), loop._combined_loader
         trainer, module = self.trainer, self.trainer.lightning_module
         given = self.initial.given(trainer, module)
-        effects.choose()
-        present = effects.present(note["changed"]) if note else []
+        small_values = partial(attributes.small_values, trainer, module, owners=OF_ALL, initial=given)
+        present = small_values() if note else {}
         if note:
-            effects.restore(note["changed"])
-        is_again = note is not None and not note.get("is_new")
-        before = attributes.record_initial(trainer, module)
-        noted = [] if is_again else _small(attributes.find_changed(trainer, module, initial=given))
-        effects.capture()
+            attributes.restore_silently(trainer, module, changed=note["changed"], owners=OF_ALL)
+        before, values = attributes.record_initial(trainer, module), small_values()
         with randomness.drawn_apart(run_seed(), split, note["epoch"] if note else trainer.current_epoch):
             set_up()
         if loop._combined_loader is loaders:
             return
-        self.notes[split] = note if note and is_again else {"changed": [*noted, *effects.changed()]}
+        if note is None or note.get("is_new"):
+            changing = {(owner, name) for owner, name, _ in attributes.differing(values, small_values())}
+            changing |= {place for place in values if before.get(place) != given.get(place)}
+            self.notes[split] = {"changed": [(*place, values[place]) for place in values if place in changing]}
+        else:
+            self.notes[split] = note
         places = {(owner, name) for owner, name, _ in self.notes[split]["changed"]}
         made = self.initial.record_made(trainer, module, before=before, noted=places)
         if split == "train":
@@ -103,7 +101,8 @@ class LoaderMaking:
         if note:
             setattr(loop, LAST_EPOCH[split], note["epoch"])
         if note and split == "val":  # those of training are set when it starts
-            effects.restore(present)
+            changed = [(*place, form) for place, form in present.items() if place in places]
+            attributes.restore_silently(trainer, module, changed=changed, owners=OF_ALL)
 
     def _take_note(self, split: str) -> dict[str, Any] | None:
         """Return the note of loaders that are to be made again; None for new ones."""
@@ -111,14 +110,3 @@ class LoaderMaking:
         if split not in self.again or self.trainer.current_epoch < self.again[split]["epoch"]:
             return None
         return self.again.pop(split)
-
-
-def _small(changed: ChangedAttributes) -> list[tuple[str, str, Any]]:
-    """Return the attributes that loaders may be made of, can be saved, and are not large."""
-    small = []
-    for owner, name, form in changed:
-        leaves = tree_leaves(form)
-        num_entries = len(leaves) + sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-        if owner.startswith(OF_ALL) and num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form):
-            small.append((owner, name, form))
-    return small

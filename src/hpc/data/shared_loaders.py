@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader
 from hpc.config.errors import ConfigError
 from hpc.data.even_batches import EvenBatches
 from hpc.data.loader_agreement import extremes
-from hpc.data.loader_making import MAX_ENTRIES
 from hpc.data.map_loaders import loader_error, share_loader
 from hpc.data.rank_steps import RankSteps, data_rank_and_size, run_seed
 from hpc.data.sample_order import order_of
 from hpc.data.stream_loader import StreamLoader, is_map_style
 from hpc.data.without_trace import without_trace
-from hpc.state.batch_effects import AttributeEffects
+from hpc.state import attributes
+from hpc.state.batch_effects import OF_ALL
 
 BATCH_HOOKS = [f"on_{step}_batch_{when}" for step in ("validation", "test", "predict") for when in ("start", "end")]
 OWN_PACKAGES = ("hpc.", "lightning.", "pytorch_lightning.")  # their callbacks show progress, and count no samples
@@ -105,9 +105,8 @@ class ShardsDataLoaders(RankSteps):
 
     def _check_test_loaders(self, trainer: Any) -> None:
         """Reject loaders of the test before training, if they can be made by then; leave no trace of making them."""
-        self._has_checked_test_loaders, effects = True, AttributeEffects(trainer, max_entries=MAX_ENTRIES)
-        effects.choose()
-        effects.capture()
+        self._has_checked_test_loaders, module = True, trainer.lightning_module
+        before = attributes.small_values(trainer, module, owners=OF_ALL)
         try:
             created = trainer.datamodule.test_dataloader()
             loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
@@ -116,7 +115,8 @@ class ShardsDataLoaders(RankSteps):
         except Exception:  # the researcher's setup("test") may have to come first
             return
         finally:
-            effects.restore(effects.changed())
+            changed = attributes.differing(before, attributes.small_values(trainer, module, owners=OF_ALL))
+            attributes.restore_silently(trainer, module, changed=changed)
         for loader in loaders:
             shard_dataloader(loader, RunningStage.TESTING, stream_splits=self.stream_splits, **data_rank_and_size(self))
 

@@ -3,15 +3,14 @@
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from hpc.state import attributes, checksums, holders, trainer_settings
+from hpc.state import attributes, checksums, holders, plain_forms, trainer_settings
 from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
 from hpc.state.holder_fields import DATASET
 from hpc.state.holders import COLLATE
-from hpc.state.plain_forms import KIND, NOT_KEPT
+from hpc.state.plain_forms import KIND
 
 MAX_ENTRIES = 10_000  # numbers and texts in a value that is small: the state of a generator has some thousands
 
@@ -28,9 +27,8 @@ class InitialValues:
         self.settings: trainer_settings.InitialSettings = {}
         self.named_unsaved: set[str] = set()
         self._given: InitialAttributes | None = None
-        self._made: InitialAttributes = {}  # what the making of loaders has changed, as it was just after it
+        self._made: InitialAttributes = {}  # what each attempt makes again, with its loaders or by hooks as it starts
         self._set_at_start: InitialAttributes = {}  # what hooks have set until training began, and a checkpoint holds
-        self._made_at_start: InitialAttributes = {}  # and what none can hold: hooks make it at each start
         self._has_begun = False
 
     def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes:
@@ -68,8 +66,7 @@ class InitialValues:
         self._has_begun = True
         self._count_as_given(trainer, module, attributes.record_initial(trainer, module))
         for place, fingerprint, form in attributes.changes(trainer, module, initial=self.given(trainer, module)):
-            found = self._made_at_start if attributes.is_unsaved(form) else self._set_at_start
-            found[place] = fingerprint
+            (self._made if attributes.is_unsaved(form) else self._set_at_start)[place] = fingerprint
         self.settings = trainer_settings.record_initial(trainer)
 
     def take_over(
@@ -90,8 +87,8 @@ class InitialValues:
         of_start: list[list[str]] = []
         for place, fingerprint, form in attributes.changes(trainer, module, initial=self.given(trainer, module)):
             is_iterator = fingerprint == checksums.UNREADABLE and not place[0].startswith(DATASET)
-            is_made_again = self._made.get(place) == fingerprint and not _is_small(form) and not is_iterator
-            if is_made_again or (_is_not_kept(form) and self._made_at_start.get(place) == fingerprint):
+            is_small = plain_forms.is_small(form, MAX_ENTRIES) and not attributes.is_unsaved(form)
+            if self._made.get(place) == fingerprint and not is_small and not is_iterator:
                 continue
             changed.append((*place, form))
             if self._set_at_start.get(place) == fingerprint:
@@ -141,18 +138,7 @@ def _is_simple(form: Any) -> bool:
     return type(form) in (bool, int, float, str, type(None))
 
 
-def _is_small(form: Any) -> bool:
-    """Return whether a value can be saved, and is so small that it need not be made again."""
-    leaves = tree_leaves(form)
-    num_entries = len(leaves) + sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-    return num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form)
-
-
 def _is_loader(value: Any) -> bool:
     """Return whether a value is a loader, or several of them: new ones are made from nothing."""
     leaves = tree_leaves(value)
     return bool(leaves) and all(isinstance(leaf, DataLoader) for leaf in leaves)
-
-
-def _is_not_kept(form: Any) -> bool:
-    return isinstance(form, str) and form == NOT_KEPT

@@ -17,6 +17,7 @@ from hpc.state.holder_fields import CONTENT, DATASET
 Place = tuple[str, str]  # an owner's name and an attribute's
 ChangedAttributes = Sequence[tuple[str, str, Any]]  # owner, name, plain form
 InitialAttributes = dict[Place, Any]  # a fingerprint by place
+MAX_ENTRIES = 1_000_000  # of a container, array or tensor that is copied before loaders are made
 EXISTS = "exists"  # in place of an attribute's name
 WARNINGS = {
     plain_forms.NOT_KEPT: "a checkpoint cannot hold these attributes, so they start anew in a resumed run",
@@ -29,7 +30,7 @@ def record_initial(trainer: L.Trainer, module: L.LightningModule) -> InitialAttr
     """Return fingerprints of all attributes, and which objects exist."""
     names = holders.HolderNames(trainer, module)
     initial: InitialAttributes = {(owner, EXISTS): True for owner in names.holders}
-    return initial | {place: fingerprint for place, _, fingerprint in _fingerprints(names)}
+    return initial | {place: checksums.fingerprint(value, names) for place, value in _attributes(names)}
 
 
 def changes(
@@ -42,23 +43,46 @@ def changes(
     `plain_forms.NOT_SEEN` for one whose change cannot be detected.
     """
     names = holders.HolderNames(trainer, module)
-    made = {owner for owner in names.holders if (owner, EXISTS) not in initial and "/" in owner}
-    for (owner, name), value, fingerprint in _fingerprints(names):
-        if owner in made:  # what holds it is named
-            continue
-        if fingerprint == initial.get((owner, name)) and fingerprint != checksums.UNREADABLE:
-            continue
-        if names.get(value) == holders.VIEW:
-            continue
-        form = plain_forms.NOT_SEEN if fingerprint == checksums.UNREADABLE else plain_forms.NOT_KEPT
-        if form == plain_forms.NOT_KEPT and not owner.startswith(DATASET) and name not in holder_fields.STRUCTURE:
-            form = plain_forms.to_plain_on_host(value, _NamesFromBefore(names, made))
-        yield (owner, name), fingerprint, form
+    made = _made_owners(names, initial)
+    for place, value in _attributes(names):
+        fingerprint = checksums.fingerprint(value, names)
+        is_as_before = fingerprint == initial.get(place) and fingerprint != checksums.UNREADABLE
+        if not is_as_before and place[0] not in made and names.get(value) != holders.VIEW:  # what holds them is named
+            is_read = fingerprint != checksums.UNREADABLE
+            yield place, fingerprint, _plain_form(names, made, place, value) if is_read else plain_forms.NOT_SEEN
 
 
-def find_changed(trainer: L.Trainer, module: L.LightningModule, *, initial: InitialAttributes) -> ChangedAttributes:
-    """Return owner, name and plain form of what `changes` yields."""
-    return [(*place, form) for place, _, form in changes(trainer, module, initial=initial)]
+def small_values(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    *,
+    owners: tuple[str, ...],
+    initial: InitialAttributes | None = None,
+) -> dict[Place, Any]:
+    """Return plain forms of all attributes and buffers that have one and are not large.
+
+    Args:
+        owners: beginnings of their names.
+        initial: objects that training has made since are left out.
+    """
+    names = holders.HolderNames(trainer, module)
+    made = set() if initial is None else _made_owners(names, initial)
+    values = {}
+    for place, value in _attributes(names, owners, with_buffers=True):
+        if place[0] not in made and names.get(value) != holders.VIEW and plain_forms.is_small(value, MAX_ENTRIES):
+            form = _plain_form(names, made, place, value)
+            if not is_unsaved(form):
+                values[place] = form
+    return values
+
+
+def differing(values: dict[Place, Any], now: dict[Place, Any]) -> ChangedAttributes:
+    """Return those of the values that are others or lacking now. Both are results of `small_values`."""
+    return [
+        (*place, form)
+        for place, form in values.items()
+        if checksums.fingerprint(form) != checksums.fingerprint(now.get(place, plain_forms.NOT_KEPT))
+    ]
 
 
 def is_unsaved(form: Any) -> bool:
@@ -69,18 +93,12 @@ def is_unsaved(form: Any) -> bool:
 def restore(
     trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes, is_other_rank: bool = False
 ) -> None:
-    """Set the result of `find_changed` as far as this run has such owners, and print what was and was not restored.
+    """Set what `changes` has yielded, as far as this run has such owners, and print what was and was not restored.
 
     Args:
         is_other_rank: all ranks take rank 0's, as their number has changed.
     """
-    owners = holders.find_holders(trainer, module)
-    shown: dict[str, dict[str, None]] = {form: {} for form in ("restored", *WARNINGS)}
-    for owner, name, form in changed:
-        if holders.root_owner(owner) in owners:
-            is_set = not is_unsaved(form) and _set_field(trainer, owners, (owner, name), form)
-            kind = "restored" if is_set else form if is_unsaved(form) else plain_forms.NOT_KEPT
-            shown[kind][shown_name(owner, name)] = None
+    shown = restore_silently(trainer, module, changed=changed)
     if trainer.is_global_zero:
         origin = "the checkpoint, those of rank 0 on all ranks" if is_other_rank else "the checkpoint"
         restored = [name for name in shown.pop("restored") if name not in shown[plain_forms.NOT_KEPT]]
@@ -92,25 +110,32 @@ def restore(
 
 def restore_silently(
     trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes, owners: tuple[str, ...] = ("",)
-) -> None:
-    """Set the result of `find_changed` of some owners before loaders or batches are made of it; `restore` comes later.
+) -> dict[str, dict[str, None]]:
+    """Set values of some owners, as far as this run has them. Return what became of each.
 
     Args:
         owners: beginnings of their names.
+
+    Returns:
+        the names to print, below "restored" and the keys of `WARNINGS`.
     """
     found = holders.find_holders(trainer, module)
+    shown: dict[str, dict[str, None]] = {kind: {} for kind in ("restored", *WARNINGS)}
     for owner, name, form in changed:
-        if owner.startswith(owners) and holders.root_owner(owner) in found and not is_unsaved(form):
-            _set_field(trainer, found, (owner, name), form)
+        if owner.startswith(owners) and holders.root_owner(owner) in found:
+            is_set = not is_unsaved(form) and _set_field(trainer, found, (owner, name), form)
+            kind = "restored" if is_set else form if is_unsaved(form) else plain_forms.NOT_KEPT
+            shown[kind][shown_name(owner, name)] = None
+    return shown
 
 
 def differing_names(trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes) -> list[str]:
-    """Return the names to print of attributes that have another value now than in the result of `find_changed`."""
+    """Return the names to print of attributes that have another value now."""
     saved = {(owner, name): form for owner, name, form in changed}
     names = holders.HolderNames(trainer, module)
     differing = {
         shown_name(*place): None
-        for place, value, _ in _fingerprints(names, tuple({owner for owner, _ in saved}))
+        for place, value in _attributes(names, tuple({owner for owner, _ in saved}))
         if place in saved
         and checksums.fingerprint(plain_forms.to_plain_on_host(value, names)) != checksums.fingerprint(saved[place])
     }
@@ -184,10 +209,24 @@ class _NamesFromBefore:
         return name
 
 
-def _fingerprints(names: holders.HolderNames, owners: tuple[str, ...] = ("",)) -> Iterator[tuple[Place, Any, Any]]:
-    """Yield each attribute with its place and its fingerprint."""
+def _made_owners(names: holders.HolderNames, initial: InitialAttributes) -> set[str]:
+    """Return the objects that training has made."""
+    return {owner for owner in names.holders if (owner, EXISTS) not in initial and "/" in owner}
+
+
+def _plain_form(names: holders.HolderNames, made: set[str], place: Place, value: Any) -> Any:
+    """Return the plain form of an attribute, or `plain_forms.NOT_KEPT`."""
+    if place[0].startswith(DATASET) or place[1] in holder_fields.STRUCTURE or value is checksums.UNREADABLE:
+        return plain_forms.NOT_KEPT
+    return plain_forms.to_plain_on_host(value, _NamesFromBefore(names, made))
+
+
+def _attributes(
+    names: holders.HolderNames, owners: tuple[str, ...] = ("",), *, with_buffers: bool = False
+) -> Iterator[tuple[Place, Any]]:
+    """Yield the attributes that nobody else saves, and also the buffers of the module's own parts."""
     for owner_name, owner in names.holders.items():
-        if not owner_name.startswith(owners):
-            continue
-        for name, value in holder_fields.unsaved_fields(owner_name, owner):
-            yield (owner_name, name), value, checksums.fingerprint(value, names)
+        if owner_name.startswith(owners):
+            buffers = holder_fields.saved_buffers(owner_name, owner).items() if with_buffers else ()
+            for name, value in (*holder_fields.unsaved_fields(owner_name, owner), *buffers):
+                yield (owner_name, name), value

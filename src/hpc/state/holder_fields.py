@@ -30,13 +30,9 @@ FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 CONTENT = ""  # in place of an attribute's name: what an object holds beside its attributes
 DATASET, SAVED = "dataset ", "saved "  # beginnings of owners' names
 LAYERS, HOOKS = STRUCTURE = " layers", " hooks"  # in place of an attribute's name, which has no space
-HOOK_KINDS = {  # the dicts in which torch keeps hooks of modules and parameters; it has no other way to list them
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-    "_post_accumulate_grad_hooks": "post-accumulate-grad hook",
-}
+# The dicts in which torch keeps hooks of modules and parameters; it has no other way to list them.
+HOOK_KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOK_KINDS += ("_post_accumulate_grad_hooks",)
 
 
 def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
@@ -88,6 +84,12 @@ def has_saved_weights(owner_name: str) -> bool:
     return "/" not in owner_name and owner_name.startswith(("module ", "parameter "))
 
 
+def saved_buffers(owner_name: str, owner: Any) -> dict[str, Any]:
+    """Return the buffers of a part of the module, if the researcher wrote its class: a checkpoint has these, too."""
+    is_part = has_saved_weights(owner_name) and isinstance(owner, nn.Module)
+    return owner._buffers if is_part and not is_library_class(type(owner)) else {}
+
+
 def may_have_changed(owner_name: str, owner: Any, name: str) -> bool:
     """Return whether `unsaved_fields` could have yielded an attribute of this name, as a checkpoint may be forged."""
     is_saved = has_saved_weights(owner_name)
@@ -108,8 +110,7 @@ def fill_content(owner: Any, content: Any) -> None:
     elif has_state_dict(owner):
         owner.load_state_dict(content)
     else:
-        owner.clear()
-        (owner.extend if isinstance(owner, list | deque) else owner.update)(content)
+        plain_forms.fill_container(owner, content)
 
 
 @cache
@@ -185,8 +186,8 @@ def layers_and_hooks(owner: nn.Module | nn.Parameter) -> Iterator[tuple[str, dic
     if isinstance(owner, nn.Module):
         yield LAYERS, {name: _class_name(layer) for name, layer in owner._modules.items()}
     hooks = {}
-    for key, kind in HOOK_KINDS.items():
-        names = map(_function_name, (getattr(owner, key, None) or {}).values())
+    for kind in HOOK_KINDS:
+        names = map(_function_name, (getattr(owner, kind, None) or {}).values())
         hooks[kind] = sorted(name for name in names if not name.startswith((*LIBRARIES, f"{HPC}.")))
     yield HOOKS, hooks
 

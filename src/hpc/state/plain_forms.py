@@ -12,12 +12,13 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from itertools import count, cycle
+from operator import length_hint
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpc.checkpoint.plain_data import PLAIN_TYPES, is_plain
 from hpc.config.errors import ConfigError
@@ -33,6 +34,7 @@ CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
 # The maker of each kind of iterator; those of Python have a kind for each container.
 ITERATORS: dict[type, Callable[..., Any]] = {type(iter(empty)): iter for empty in ([], (), range(0))}
 ITERATORS |= {kind: kind for kind in (enumerate, zip, count, cycle)}
+ARRAYS = (Tensor, np.ndarray)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 Find = Callable[[str], Any]  # an object by its name; raises `LookupError`
 
@@ -79,6 +81,17 @@ def to_plain_on_host(value: Any, names: NameLookup | None = None) -> Any:
         return tree_map_only(Tensor, _on_host, to_plain(value, names))
     except (TypeError, RecursionError):  # the latter where an object contains itself
         return NOT_KEPT
+
+
+def is_small(value: Any, most: int) -> bool:
+    """Return whether a value, or a form of one, has no more numbers, texts and other entries than `most`."""
+    leaves = [value]
+    if isinstance(value, CONTAINERS) or is_iterator(value):
+        if length_hint(value) > most:
+            return False
+        leaves = tree_leaves(value)
+    sizes = (leaf.numel() if isinstance(leaf, Tensor) else leaf.size for leaf in leaves if isinstance(leaf, ARRAYS))
+    return len(leaves) + sum(sizes) <= most
 
 
 def is_generator(value: Any) -> bool:
@@ -167,18 +180,10 @@ def _layout(value: Any) -> Any:
     return (value.shape, value.dtype) if isinstance(value, np.ndarray) else None
 
 
-def _fill_list(present: list, value: list) -> None:
-    present[:] = value
-
-
-def _fill_set_or_dict(present: Any, value: Any) -> None:
+def fill_container(present: Any, content: Any) -> None:
+    """Let a container hold this content alone."""
     present.clear()
-    present |= value
-
-
-def _fill_deque(present: deque, value: deque) -> None:
-    present.clear()
-    present.extend(value)
+    (present.extend if isinstance(present, list | deque) else present.update)(content)
 
 
 def _iterator_parts(value: Any) -> list[Any]:
@@ -256,8 +261,6 @@ FILLERS: dict[type, Callable[[Any, Any], object]] = {
     Tensor: lambda present, value: present.data.copy_(value),
     nn.Parameter: lambda present, value: present.data.copy_(value),
     np.ndarray: np.copyto,
-    list: _fill_list,
-    deque: _fill_deque,
-    **dict.fromkeys((set, dict, Counter, OrderedDict, defaultdict), _fill_set_or_dict),
+    **dict.fromkeys((list, deque, set, dict, Counter, OrderedDict, defaultdict), fill_container),
     **dict.fromkeys(GENERATORS, lambda present, value: randomness.set_state(present, randomness.get_state(value))),
 }

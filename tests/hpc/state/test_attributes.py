@@ -144,11 +144,15 @@ def trained(module: Whole, *callbacks: L.Callback, datasets: tuple = (), is_glob
     )
 
 
+def find_changed(trainer: Any, module: Any, *, initial: attributes.InitialAttributes) -> list[tuple[str, str, Any]]:
+    return [(*place, form) for place, _, form in attributes.changes(trainer, module, initial=initial)]
+
+
 def test_what_has_changed_is_kept_and_nothing_else() -> None:
     module, callback = Whole(), Own()
     trainer = trained(module, callback, ModelSummary())
     before = attributes.record_initial(trainer, module)
-    assert attributes.find_changed(trainer, module, initial=before) == []
+    assert find_changed(trainer, module, initial=before) == []
     with torch.no_grad():
         module.part.weight.add_(1)  # and so its view
     module.part.table[1] = 7
@@ -156,7 +160,7 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
     vars(module.part)["odd"] = object()  # not storable in a checkpoint
     callback.stage = 2
     module.running.update(torch.tensor(1.0))
-    kept = attributes.find_changed(trainer, module, initial=before)
+    kept = find_changed(trainer, module, initial=before)
     assert {(owner, name) for owner, name, _ in kept} == {
         ("module part", "table"),
         ("module part", "odd"),
@@ -194,7 +198,7 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
     module = made()
     trainer = trained(module)
     before = attributes.record_initial(trainer, module)
-    assert attributes.find_changed(trainer, module, initial=before) == []
+    assert find_changed(trainer, module, initial=before) == []
     module.memory.seen.extend(range(5))
     module.prototypes[1] += 2
     module.counts.update("aab")
@@ -205,7 +209,7 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
     numpys, torchs, pythons = module.generators
     _ = numpys.normal(size=5), torch.rand(5, generator=torchs), pythons.random()
     stream = io.BytesIO()
-    torch.save(attributes.find_changed(trainer, module, initial=before), stream)
+    torch.save(find_changed(trainer, module, initial=before), stream)
     state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
 
     again = made()
@@ -232,7 +236,7 @@ def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> Non
     before = attributes.record_initial(trainer, module)
     dataset.stage = 2
     dataset.rng.normal()
-    state = attributes.find_changed(trainer, module, initial=before)
+    state = find_changed(trainer, module, initial=before)
     dataset.stage = 0
     attributes.restore(trainer, module, changed=state)
     assert (
@@ -278,7 +282,7 @@ for kind in (Slotted, Bank, Table):
 def carried(module: Any, again: Any, before: Any, *callbacks: Any, now: Any = ()) -> None:
     """Transfer attributes from one run to another, as a checkpoint does."""
     stream = io.BytesIO()
-    torch.save(attributes.find_changed(trained(module, *callbacks), module, initial=before), stream)
+    torch.save(find_changed(trained(module, *callbacks), module, initial=before), stream)
     state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
     attributes.restore(trained(again, *now, is_global_zero=True), again, changed=state)
 
@@ -308,9 +312,9 @@ def test_a_buffer_of_a_metric_is_each_ranks_own() -> None:
 
     module, again = counting(), counting()
     before = attributes.record_initial(trained(module), module)
-    assert not attributes.find_changed(trained(module), module, initial=before)
+    assert not find_changed(trained(module), module, initial=before)
     module.mean.num_seen += 3
-    changed = attributes.find_changed(trained(module), module, initial=before)
+    changed = find_changed(trained(module), module, initial=before)
     attributes.restore(trained(again), again, changed=changed)
     assert [name for _, name, _ in changed] == ["num_seen"] and again.mean.num_seen == 3
 
@@ -400,11 +404,11 @@ def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: py
     before = attributes.record_initial(trained(module), module)
     module.tracked.increment()
     module.head.register_full_backward_hook(nn.Module._maybe_warn_non_full_backward_hook)  # a library's own
-    changed = {(owner, name) for owner, name, _ in attributes.find_changed(trained(module), module, initial=before)}
+    changed = {(owner, name) for owner, name, _ in find_changed(trained(module), module, initial=before)}
     assert not [owner for owner, name in changed if name in holder_fields.STRUCTURE]
     module.trains()
     named: set[str] = set()
-    attributes.print_unsaved(attributes.find_changed(trained(module), module, initial=before), named)
+    attributes.print_unsaved(find_changed(trained(module), module, initial=before), named)
     layers = {"layers of body", "hooks of body", "hooks of head", "hooks of head.weight"}
     assert named == {"loss_fn", "activation", *layers}
     assert "Try: state_dict() and load_state_dict() of the object" in capfd.readouterr().out
@@ -420,7 +424,7 @@ def test_objects_that_training_makes_are_told_and_those_beside_them_go_on(capfd:
     callback.average = deepcopy(module.part).requires_grad_(False)
     module.meters.append(Memory())
     module.meters[0].seen.append(7)
-    changed = attributes.find_changed(trained(module, callback), module, initial=before)
+    changed = find_changed(trained(module, callback), module, initial=before)
     named: set[str] = set()
     attributes.print_unsaved(changed, named)
     assert named == {"average", "meters"}

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from test_attributes import trained
+from test_attributes import find_changed, trained
 from torch import nn
 
 from hpc.config.errors import ConfigError
@@ -103,7 +103,7 @@ def test_what_training_changes_is_set() -> None:
     data.beta, data.phase, data.hparams.beta, module.options["width"] = 0.5, "main", 0.5, 4
     module.best_name, module.space.step = "b.npy", 7
     module.names.reverse()
-    changed = attributes.find_changed(trainer, module, initial=before)
+    changed = find_changed(trainer, module, initial=before)
     again, other = made()
     attributes.restore(again, other, changed=changed)
     data = again.datamodule
