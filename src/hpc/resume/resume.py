@@ -11,12 +11,12 @@ from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.layout import derive_layout
 from hpc.data import sample_randomness
 from hpc.data.loader_agreement import reject_differing_orders
-from hpc.data.loader_making import LoaderMaking
 from hpc.data.position import describe_batch_size
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
 from hpc.resume.evaluation_hooks import StopsEvaluations
 from hpc.resume.initial_values import InitialValues
+from hpc.resume.loader_making import LoaderMaking
 from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
 from hpc.resume.stopping import ReportsTrial

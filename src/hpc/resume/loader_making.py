@@ -7,29 +7,20 @@ loaders, and then sets all attributes to what they were when the run was saved.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 
 from hpc.data.rank_steps import run_seed
+from hpc.resume.initial_values import InitialValues
 from hpc.state import attributes, randomness
-from hpc.state.attributes import InitialAttributes, Place
+from hpc.state.attributes import Place
 from hpc.state.batch_effects import OF_ALL
 
 # Names in Lightning's loops.
 LAST_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}
 IS_DUE = {"train": "_should_reload_train_dl", "val": "_should_reload_val_dl"}
 Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name and plain form of attributes
-
-
-class RecordsInitialValues(Protocol):
-    """The attributes as the constructor and `setup` gave them, see `InitialValues`."""
-
-    def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes: ...
-
-    def record_made(
-        self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes, noted: set[Place]
-    ) -> set[Place]: ...
 
 
 class LoaderMaking:
@@ -42,7 +33,7 @@ class LoaderMaking:
         changed: places of attributes that the last making of training loaders has changed.
     """
 
-    def __init__(self, trainer: L.Trainer, initial: RecordsInitialValues) -> None:
+    def __init__(self, trainer: L.Trainer, initial: InitialValues) -> None:
         self.trainer, self.initial = trainer, initial
         self.loops = {"train": trainer.fit_loop, "val": trainer.fit_loop.epoch_loop.val_loop}
         self.notes: Notes = {}
