@@ -117,16 +117,19 @@ def without_computed(
         of_start: what hooks had set when training began.
         is_same_plan: whether training has the same length and layout as when it was saved.
     """
-    computed = []
+    computed: dict[Place, Any] = {}
     for owner, name, form in changed:
         has_text = any(isinstance(leaf, str) for leaf in tree_leaves(form))
         if (owner, name) in of_start and _is_simple(form) and (has_text or not is_same_plan):
-            computed.append((owner, name, form))
-    if trainer.is_global_zero and (names := attributes.differing_names(trainer, module, changed=computed)):
-        rule = "these attributes are as hooks set them when training starts, not as in the checkpoint"
-        print(f"note: {rule}: {', '.join(names)}", flush=True)
-    left_out = {(owner, name) for owner, name, _ in computed}
-    return [entry for entry in changed if (entry[0], entry[1]) not in left_out]
+            computed[owner, name] = form
+    if trainer.is_global_zero:
+        now = attributes.small_values(trainer, module, owners=tuple(owner for owner, _ in computed))
+        others = attributes.differing({place: form for place, form in now.items() if place in computed}, computed)
+        names = dict.fromkeys(attributes.shown_name(owner, name) for owner, name, _ in others)
+        if names:
+            rule = "these attributes are as hooks set them when training starts, not as in the checkpoint"
+            print(f"note: {rule}: {', '.join(names)}", flush=True)
+    return [entry for entry in changed if (entry[0], entry[1]) not in computed]
 
 
 def _is_simple(form: Any) -> bool:

@@ -129,24 +129,11 @@ def restore_silently(
     return shown
 
 
-def differing_names(trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes) -> list[str]:
-    """Return the names to print of attributes that have another value now."""
-    saved = {(owner, name): form for owner, name, form in changed}
-    names = holders.HolderNames(trainer, module)
-    differing = {
-        shown_name(*place): None
-        for place, value in _attributes(names, tuple({owner for owner, _ in saved}))
-        if place in saved
-        and checksums.fingerprint(plain_forms.to_plain_on_host(value, names)) != checksums.fingerprint(saved[place])
-    }
-    return list(differing)
-
-
 def shown_name(owner: str, name: str) -> str:
     """Return the attribute name to print: that of the outermost object; of layers and hooks whose they are."""
     if name in holder_fields.STRUCTURE:
         return f"{name.strip()} of {owner.partition(' ')[2] or 'the module'}"
-    return holders.shown_name(owner, name)
+    return owner.split("/")[1].partition(" (")[0] if "/" in owner else name
 
 
 def print_unsaved(changed: ChangedAttributes, named: set[str]) -> None:
@@ -174,18 +161,18 @@ def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: A
     """Set one attribute, and return whether it is set."""
     (owner_name, name), device = place, trainer.strategy.root_device
     try:
-        owner = owners[owner_name]
-        makers = {"object": owners.__getitem__, plain_forms.ON_DEVICE: lambda tensor: tensor.to(device)}
+        owner, find = owners[owner_name], owners.__getitem__
         if not holder_fields.may_have_changed(owner_name, owner, name):
             return False
-        if isinstance(owner, restorable.RECORDS) and restorable.is_given(*_holder_of(owner_name, owners)):
-            present = owner if name == CONTENT else getattr(owner, name, None)
-            if not restorable.has_only_given_texts(plain_forms.from_plain(form, makers), present):
-                return False
+        present = owner if name == CONTENT else getattr(owner, name, None)
+        value = plain_forms.value_of(form, present, find=find, device=device)
+        is_given = isinstance(owner, restorable.RECORDS) and restorable.is_given(*_holder_of(owner_name, owners))
+        if is_given and not restorable.has_only_given_texts(value, present):
+            return False
         if name == CONTENT:
-            holder_fields.fill_content(owner, plain_forms.from_plain(form, makers))
+            holder_fields.fill_content(owner, value)
         else:
-            plain_forms.set_attribute(owner, name, form=form, find=owners.__getitem__, device=device)
+            plain_forms.set_attribute(owner, name, form=form, find=find, device=device)
     except Exception:  # this run lacks a part of the value, or other people's code raises anything
         return False
     return True

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from hpc.state import checksums, holder_fields, holders, plain_forms
+from hpc.state import attributes, checksums, holder_fields, holders, plain_forms
 
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 NO_ATTRIBUTES = (holder_fields.CONTENT, *holder_fields.STRUCTURE)  # in place of a name
@@ -54,7 +54,7 @@ class BatchEffects:
         now = _marks([get(name) for _, name, get in watched])
         for (owner, name, _), mark, mark_before in zip(watched, now, before, strict=True):
             if mark is not mark_before and mark != mark_before:
-                self._names[holders.shown_name(owner, name)] = None
+                self._names[attributes.shown_name(owner, name)] = None
 
     def print_names(self, named: set[str]) -> None:
         """Print each name once.

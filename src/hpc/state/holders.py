@@ -80,11 +80,6 @@ def root_owner(owner_name: str) -> str:
     return owner_name.partition("/")[0]
 
 
-def shown_name(owner_name: str, name: str) -> str:
-    """Return the attribute name to print: that of the outermost object."""
-    return owner_name.split("/")[1].partition(" (")[0] if "/" in owner_name else name
-
-
 def _lightning_holders(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str, Any]]:
     """Yield the objects that Lightning knows. Callbacks of libraries save themselves; progress bars keep no state."""
     yield from ((f"{SAVED}optimizer {number}", optimizer) for number, optimizer in enumerate(trainer.optimizers))

@@ -86,7 +86,7 @@ def to_plain_on_host(value: Any, names: NameLookup | None = None) -> Any:
 def is_small(value: Any, most: int) -> bool:
     """Return whether a value, or a form of one, has no more numbers, texts and other entries than `most`."""
     leaves = [value]
-    if isinstance(value, CONTAINERS) or is_iterator(value):
+    if isinstance(value, CONTAINERS) or type(value) in ITERATORS:
         if length_hint(value) > most:
             return False
         leaves = tree_leaves(value)
@@ -96,10 +96,6 @@ def is_small(value: Any, most: int) -> bool:
 
 def is_generator(value: Any) -> bool:
     return isinstance(value, GENERATORS)
-
-
-def is_iterator(value: Any) -> bool:
-    return type(value) in ITERATORS
 
 
 def from_plain(form: Any, make: Mapping[str, Callable[..., Any]] | None = None) -> Any:
@@ -119,10 +115,8 @@ def attributes_with_plain_form(owner: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(owner).items() if may_have_plain_form(value)}
 
 
-def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:
-    """Set an attribute to the value of a plain form; an object of the same kind is filled, as others may refer to it.
-
-    Classes are those of the present value: none is looked up by a name.
+def value_of(form: Any, present: Any, *, find: Find | None = None, device: Any = "cpu") -> Any:
+    """Return the value of a plain form. Classes are those of the present value: none is looked up by a name.
 
     Args:
         find: returns an object of this run by its name.
@@ -130,9 +124,7 @@ def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None,
 
     Raises:
         LookupError: a class or an object is missing.
-        ConfigError: training cannot have given it this value.
     """
-    present = getattr(owner, name, None)
     classes: dict[str, Any] = {_class_name(kind): kind for kind in _classes(present)}
     make = {
         "object": find or {}.__getitem__,
@@ -140,7 +132,18 @@ def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None,
         "named tuple": lambda kind, values: classes[kind]._make(values),
         ON_DEVICE: lambda tensor: tensor.to(device),
     }
-    value = from_plain(form, make)
+    return from_plain(form, make)
+
+
+def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:
+    """Set an attribute to the result of `value_of`; an object of the same kind is filled, as others may refer to it.
+
+    Raises:
+        LookupError: a class or an object is missing.
+        ConfigError: training cannot have given it this value.
+    """
+    present = getattr(owner, name, None)
+    value = value_of(form, present, find=find, device=device)
     if not restorable.is_restorable(owner, name, value):
         kind = type(owner).__name__
         rule = f"A checkpoint must not set {name} of a {kind}, which training cannot change or which the config gives"
