@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from hpc.state import checksums, plain_forms
+from hpc.state import checksums, plain_forms, restorable
 
 Fingerprints = list[dict[str, Any]]  # of the attributes of each sampler, by their names
 States = list[dict[str, Any]]  # plain forms of the attributes that have changed, likewise
@@ -51,7 +51,7 @@ def restore(sampler: Any, states: States) -> None:
     """Set the result of `changed`."""
     for each, state in zip(samplers_of(sampler), states, strict=False):
         for name, form in state.items():
-            plain_forms.set_attribute(each, name, form=form)
+            restorable.set_attribute(each, name, form=form)
 
 
 def _plain_attributes(sampler: Any) -> list[tuple[str, Any]]:

@@ -6,5 +6,6 @@ Others use
     trainer_settings    values that hooks have set on the Trainer, and that optimizers keep in attributes
     randomness          the random number generators of a process, and numbers that follow from a place
     plain_forms, checksums    plain data for a value, and a fingerprint of it
+    restorable          sets an attribute from plain data, but never what the config gave
 It needs checkpoint and config.
 """

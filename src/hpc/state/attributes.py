@@ -172,7 +172,7 @@ def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: A
         if name == CONTENT:
             holder_fields.fill_content(owner, value)
         else:
-            plain_forms.set_attribute(owner, name, form=form, find=find, device=device)
+            restorable.set_attribute(owner, name, form=form, find=find, device=device)
     except Exception:  # this run lacks a part of the value, or other people's code raises anything
         return False
     return True

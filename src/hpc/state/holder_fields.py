@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from torchmetrics.wrappers import MetricTracker
 
 from hpc.config.project import HPC
-from hpc.state import checksums, plain_forms
+from hpc.state import checksums, plain_forms, restorable
 
 # Attributes that this package itself leaves on a module, and private ones of `hpc.data.data_module.DataModule`.
 GRADIENT_NORM, SKIPS_NOT_FINITE = "_hpc_gradient_norm", "_hpc_skips_not_finite"
@@ -110,7 +110,7 @@ def fill_content(owner: Any, content: Any) -> None:
     elif has_state_dict(owner):
         owner.load_state_dict(content)
     else:
-        plain_forms.fill_container(owner, content)
+        restorable.fill_container(owner, content)
 
 
 @cache

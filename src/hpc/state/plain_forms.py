@@ -8,7 +8,6 @@ import random
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from enum import Enum
 from functools import partial
 from itertools import count, cycle
@@ -18,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from hpc.checkpoint.plain_data import PLAIN_TYPES, is_plain
-from hpc.config.errors import ConfigError
-from hpc.state import randomness, restorable
+from hpc.state import randomness
 from hpc.state.checksums import NameLookup
 
 KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
@@ -34,7 +32,6 @@ CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
 # The maker of each kind of iterator; those of Python have a kind for each container.
 ITERATORS: dict[type, Callable[..., Any]] = {type(iter(empty)): iter for empty in ([], (), range(0))}
 ITERATORS |= {kind: kind for kind in (enumerate, zip, count, cycle)}
-ARRAYS = (Tensor, np.ndarray)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 Find = Callable[[str], Any]  # an object by its name; raises `LookupError`
 
@@ -84,14 +81,17 @@ def to_plain_on_host(value: Any, names: NameLookup | None = None) -> Any:
 
 
 def is_small(value: Any, most: int) -> bool:
-    """Return whether a value, or a form of one, has no more numbers, texts and other entries than `most`."""
-    leaves = [value]
-    if isinstance(value, CONTAINERS) or type(value) in ITERATORS:
-        if length_hint(value) > most:
-            return False
-        leaves = tree_leaves(value)
-    sizes = (leaf.numel() if isinstance(leaf, Tensor) else leaf.size for leaf in leaves if isinstance(leaf, ARRAYS))
-    return len(leaves) + sum(sizes) <= most
+    """Return whether a value, or a form of one, has no more entries than `most`, those of its parts counted, too."""
+    to_count, num = [value], 0
+    while to_count and num <= most:
+        part = to_count.pop()
+        if isinstance(part, Tensor | np.ndarray):
+            num += part.numel() if isinstance(part, Tensor) else part.size
+        elif isinstance(part, CONTAINERS) or type(part) in ITERATORS:
+            num += length_hint(part)
+            entries = part.values() if isinstance(part, dict) else part if isinstance(part, CONTAINERS) else ()
+            to_count += [entry for entry in entries if type(entry) not in IMMUTABLE_TYPES] if num <= most else []
+    return num <= most
 
 
 def is_generator(value: Any) -> bool:
@@ -135,29 +135,6 @@ def value_of(form: Any, present: Any, *, find: Find | None = None, device: Any =
     return from_plain(form, make)
 
 
-def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:
-    """Set an attribute to the result of `value_of`; an object of the same kind is filled, as others may refer to it.
-
-    Raises:
-        LookupError: a class or an object is missing.
-        ConfigError: training cannot have given it this value.
-    """
-    present = getattr(owner, name, None)
-    value = value_of(form, present, find=find, device=device)
-    if not restorable.is_restorable(owner, name, value):
-        kind = type(owner).__name__
-        rule = f"A checkpoint must not set {name} of a {kind}, which training cannot change or which the config gives"
-        raise ConfigError("resume", f"{kind}.{name}", rule, "a run whose checkpoints nobody has edited")
-    fill = FILLERS.get(type(present))
-    can_fill = fill and type(value) in (type(present), Tensor) and _layout(present) == _layout(value)
-    with suppress(RuntimeError, ValueError):  # one that cannot be written to, or only as a whole
-        if fill and can_fill and value is not present:
-            fill(present, value)
-            return
-    if value is not present:
-        setattr(owner, name, value)
-
-
 def _on_host(tensor: Tensor) -> Any:
     copied = tensor.detach().to("cpu", copy=True)
     return copied if tensor.device.type == "cpu" else {KIND: ON_DEVICE, "parts": [copied]}
@@ -174,19 +151,6 @@ def _classes(value: Any, depth: int = 0) -> Iterator[type]:
     if isinstance(value, dict | list | tuple | set | deque) and depth < 10:
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _classes(item, depth + 1)
-
-
-def _layout(value: Any) -> Any:
-    """Return what two tensors or arrays must share for one to be copied into the other; None for other values."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.is_leaf, value.is_inference()
-    return (value.shape, value.dtype) if isinstance(value, np.ndarray) else None
-
-
-def fill_container(present: Any, content: Any) -> None:
-    """Let a container hold this content alone."""
-    present.clear()
-    (present.extend if isinstance(present, list | deque) else present.update)(content)
 
 
 def _iterator_parts(value: Any) -> list[Any]:
@@ -259,11 +223,4 @@ MAKERS: dict[str, Callable[..., Any]] = {name: make for name, _, make in KINDS.v
     ON_DEVICE: lambda tensor: tensor,
     "dict": dict,
     "number": lambda kind, item: np.dtype(kind).type(item),
-}
-FILLERS: dict[type, Callable[[Any, Any], object]] = {
-    Tensor: lambda present, value: present.data.copy_(value),
-    nn.Parameter: lambda present, value: present.data.copy_(value),
-    np.ndarray: np.copyto,
-    **dict.fromkeys((list, deque, set, dict, Counter, OrderedDict, defaultdict), fill_container),
-    **dict.fromkeys(GENERATORS, lambda present, value: randomness.set_state(present, randomness.get_state(value))),
 }

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from hpc.checkpoint import weights
-from hpc.state import checksums, plain_forms
+from hpc.state import checksums, plain_forms, restorable
 
 CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test"))
@@ -62,7 +62,7 @@ def restore(trainer: L.Trainer, changed: ChangedSettings) -> None:
         elif owner == TRAINER:
             setattr(trainer, name, plain_forms.from_plain(form, {"member": lambda _, key: GradClipAlgorithmType[key]}))
         else:
-            plain_forms.set_attribute(owners[owner], name, form=form)
+            restorable.set_attribute(owners[owner], name, form=form)
     if lost and trainer.is_global_zero:
         print(f"warning: a checkpoint cannot hold these, so they start anew: {', '.join(lost)}", flush=True)
 

@@ -27,7 +27,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
 from hpc.resume.initial_values import InitialValues, without_computed
-from hpc.state import attributes, checksums, holder_fields, plain_forms, trainer_settings
+from hpc.state import attributes, checksums, holder_fields, plain_forms, restorable, trainer_settings
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -553,5 +553,5 @@ def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch:
     assert kept["there"]["parts"][0].device.type == "cpu"
     owner = SimpleNamespace()
     form = {"there": {plain_forms.KIND: plain_forms.ON_DEVICE, "parts": [torch.ones(2)]}, "here": [torch.ones(2)]}
-    plain_forms.set_attribute(owner, "losses", form=form, device="meta")
+    restorable.set_attribute(owner, "losses", form=form, device="meta")
     assert owner.losses["there"].device.type == "meta" and owner.losses["here"][0].device.type == "cpu"

@@ -12,7 +12,7 @@ from torch import nn
 
 from hpc.config.errors import ConfigError
 from hpc.packed import staged_data, staging
-from hpc.state import attributes, plain_forms, trainer_settings
+from hpc.state import attributes, plain_forms, restorable, trainer_settings
 
 
 class Files(L.LightningDataModule):
@@ -128,7 +128,7 @@ def test_other_places_of_a_checkpoint_set_no_more() -> None:
     trainer_settings.restore(trainer, forged)
     assert (vars(trainer), trainer.optimizers[0].state) == before
     with pytest.raises(ConfigError, match=r"must not set root of a Files.*\n"):
-        plain_forms.set_attribute(trainer.datamodule, "root", EVIL)
+        restorable.set_attribute(trainer.datamodule, "root", EVIL)
 
 
 @pytest.mark.parametrize("folder", ["$(touch {})", "`touch {}`", '"; touch {}; "', "${{X:-$(touch {})}}", "/tmp/$NOPE"])
