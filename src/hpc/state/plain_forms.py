@@ -82,9 +82,12 @@ def to_plain_on_host(value: Any, names: NameLookup | None = None) -> Any:
 
 def is_small(value: Any, most: int) -> bool:
     """Return whether a value, or a form of one, has no more entries than `most`, those of its parts counted, too."""
-    to_count, num = [value], 0
+    to_count, seen, num = [value], set(), 0
     while to_count and num <= most:
         part = to_count.pop()
+        if id(part) in seen:  # it leads to itself
+            continue
+        seen.add(id(part))
         if isinstance(part, Tensor | np.ndarray):
             num += part.numel() if isinstance(part, Tensor) else part.size
         elif isinstance(part, CONTAINERS) or type(part) in ITERATORS:
