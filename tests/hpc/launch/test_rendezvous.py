@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch.distributed as dist
 from fork import free_port
 
 from hpc.config import errors
@@ -193,9 +194,11 @@ def meets(rank: int, words: list[str], port: int) -> list[object]:
         store = meeting.open_store(place, os.environ, timeout_seconds=30)
         value = {"rank": rank % 2, "host": "n1", "words": sys.argv[1]}
         heard = meeting.all_gather_json(store, place, topic="facts", value=value, timeout_seconds=5)
+        result: list[object] = [[said["rank"], said["words"]] for said in heard]
     except ConfigError as error:
-        return [type(error).__name__]
-    return [[said["rank"], said["words"]] for said in heard]
+        result = [type(error).__name__]
+    dist.barrier()  # the store stays until the last of all four has come, as while a run trains
+    return result
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.summary.writer import event_file_writer
 from fork import ENVIRON, PROJECT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -230,7 +231,9 @@ def test_after_a_full_disk_curves_go_on_in_another_file(tmp_path: Path, monkeypa
     assert [row["memory_gb"] for row in samples(tmp_path)] == [1, 2, 3]
 
 
-def test_curves_continue_those_of_an_earlier_attempt(tmp_path: Path) -> None:
+def test_curves_continue_those_of_an_earlier_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Both files are of one second and one process. Their names end with a number, and 10 would sort before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     make_sampler(tmp_path).write(1000, {"cpu_percent": 1.0, "memory_gb": 1.0})
     later = make_sampler(tmp_path, attempt=2)
     later.write(5000.9, {"cpu_percent": 2.0, "memory_gb": 1.0})
