@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.summary.writer import event_file_writer
 from fork import ENVIRON, PROJECT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from hpc.monitor import counters, gpus, node_usage
 from hpc.monitor import sampler as monitor_sampler
