@@ -119,7 +119,9 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
     cfg = compose.compose_overrides(words)
     flat = conversion.flatten(cfg)
     known = {key: value for key, value in flat.items() if not typed_words.CODE_KEYS.search(key)}
-    for name, node in signatures.find_targets(OmegaConf.to_container(cfg)):
+    nodes = list(signatures.find_targets(OmegaConf.to_container(cfg)))
+    signatures.learn(node["_target_"] for _, node in nodes)  # with one import of all
+    for name, node in nodes:
         for parameter, kind in signatures.read_signature(node["_target_"]).parameters.items():
             if parameter not in node and f"{name}.{parameter}" not in known:
                 example = next((now for word, now in EXAMPLES.items() if word in kind), "")
