@@ -22,6 +22,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from hpc.config.defaults import all_defaults
 from hpc.config.errors import ConfigError, first_line, join_key, make_printable, suggest_key
 from hpc.config.project import PROJECT, child_environment, config_files, is_project_code, project_name, source_file
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
@@ -128,7 +129,7 @@ def is_compatible(value: object, annotation: str) -> bool:
 
 
 def remember_all() -> None:
-    """Read the signatures of all targets that the files of configs/ name, so that later checks import nothing.
+    """Read the signatures of all targets that configs/ and the defaults name, so that later checks import nothing.
 
     A file that is no YAML, or names what cannot be found, concerns only a run that uses it.
     """
@@ -139,7 +140,8 @@ def remember_all() -> None:
             targets_by_file[file] = [node["_target_"] for _, node in nodes]
         except YAML_ERRORS as error:
             _note_rejection(file, error)
-    learn(chain.from_iterable(targets_by_file.values()))
+    of_defaults = [node["_target_"] for _, node in find_targets(all_defaults())]
+    learn(chain(of_defaults, *targets_by_file.values()))
     for file, targets in targets_by_file.items():
         if error := next((known for known in map(_known.get, targets) if isinstance(known, ConfigError)), None):
             _note_rejection(file, error)

@@ -123,6 +123,8 @@ def test_a_broken_file_of_configs_stops_nobody(
     said = capsys.readouterr().err
     assert all(f"a run that uses {tmp_path}/{name}.yaml will be rejected: " in said for name in broken)
     assert "fractions.Fraction" in trust.names_in_configs.__wrapped__()["_target_"]
+    of_defaults = {"lightning.pytorch.Trainer", "hpc.training.step_overhead.DataWaitClock"}
+    assert of_defaults <= set(signatures._known), "the first check of a config would import them"
 
 
 def test_a_first_start_says_what_a_resume_would_reject(capsys: pytest.CaptureFixture[str]) -> None:

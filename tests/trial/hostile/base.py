@@ -92,8 +92,9 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     for module in MODULES:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
-    from hpc.config import compose, conversion
+    from hpc.config import compose, conversion, signatures
 
+    signatures.remember_all()  # as `source env.sh` does; a draw's home is empty
     kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     kinds.GROUPS |= compose.config_groups()
     _search(base / "search")
