@@ -49,7 +49,7 @@ def test_a_part_of_the_config_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     assert "\nlimit_val_batches: 2\n" in out and "cluster:" not in out
     with pytest.raises(ConfigError, match="--package must name a part of the config with keys; got trainr"):
         command_line.compose("Train.", ["--cfg", "job", "-p", "trainr"])
-    out = printed(capsys, "--cfg", "job", "-p", "trainer", "+trainer.note=gnp\u202eexe")
+    out = printed(capsys, "--cfg", "job", "-p", "trainer", "+trainer.note='gnp\u202eexe'")
     assert "\nnote: gnp\\u202eexe\n" in out, "what turns the direction of a terminal's text is written out"
 
 
