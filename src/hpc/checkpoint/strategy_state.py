@@ -185,6 +185,10 @@ class CheckpointMixin:
         for number, optimizer in enumerate(map(_unwrapped, self.optimizers)):
             name, saved = f"optimizer_{number}", checkpoint["optimizer_states"][number]
             optimizer_states.restore(self.lightning_module, optimizer, name=name, saved=saved, path=path)
+            pairs = zip(self.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False)
+            schedules = [state for config, state in pairs if config.scheduler.optimizer is optimizer]
+            lists = [checkpoint["scheduled"][number], *optimizer_states.lists_of_groups(schedules)]
+            optimizer_states.match_groups(lists, self.lightning_module, optimizer, saved=saved)
 
     def _read_non_tensor_state(self, path: Path) -> dict[str, Any]:
         """Return all but the tensors; the rank's own state, if there is one, under RANK_STATE. Raises `ConfigError`."""

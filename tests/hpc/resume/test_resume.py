@@ -257,6 +257,36 @@ def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path
     assert f"step {step}\n" in (run_dir / "verdict").read_text()
 
 
+# Of rank 0, a batch takes four minutes by this clock, of other ranks no time. No batch begins before a checkpoint is
+# written, as one that is due meanwhile is saved later.
+FOUR_MINUTES = """
+import os, time
+from types import SimpleNamespace
+from hpc.resume import saving
+from my_research.module import Classifier
+
+now = [0.0]
+saving.time = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    while self.trainer.strategy.is_writing:
+        time.sleep(0.01)
+    now[0] += 240 * (self.global_rank == 0)
+    return before(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
+
+
+def test_a_checkpoint_is_saved_each_ten_minutes_of_any_rank(start: Callable, tmp_path: Path) -> None:
+    words = [*COMMON, "strategy=ddp", "trainer.devices=2", "trainer.max_steps=10", "checkpoint.keep=9"]
+    words += ["checkpoint.monitor=null", "+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    start(tmp_path / "run", 2, words, patch=FOUR_MINUTES)
+    saved = sorted(int(path.name.split("-")[1]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert saved == [3, 6, 9, 10], "after 12, 24 and 36 minutes, and at the end"
+
+
 LONG = """
 import os, time
 from hpc.checkpoint import on_disk as checkpoint
