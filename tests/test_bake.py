@@ -162,6 +162,7 @@ REJECTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answers", "message"), REJECTED, ids=[str(answers) for answers, _ in REJECTED])
 def test_rejects_with_reason_and_fix_and_leaves_nothing(answers, message, bake, tmp_path, capfd):
     (tmp_path / "here").mkdir()
@@ -263,6 +264,7 @@ def test_names_the_next_three_commands(template, settings, tmp_path, run):
     assert "canary" not in names(tmp_path)
 
 
+@pytest.mark.slow
 def test_bakes_from_a_repository_address(template, settings, tmp_path, run):
     """Check baking from a Git repository, as `cookiecutter gh:org/hpc-ml-template` does, but without GitHub."""
     address = f"git+file://{template}"

@@ -72,6 +72,7 @@ def described(value: Any) -> Any:
     return (type(value), described(vars(value))) if hasattr(value, "__dict__") else (type(value), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_it_builds_what_hydra_builds(seed: int) -> None:
     rng = random.Random(seed)

@@ -209,6 +209,7 @@ REFUSALS = [
 FURTHER = {"trainer": "trainer.devices", "model.network.image_size": "data.dir"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "key", "words"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
 def test_rejections_name_key_rule_and_fix(overrides: list[str], key: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:

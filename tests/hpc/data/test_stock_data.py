@@ -354,6 +354,7 @@ def collate(samples: list[Any]) -> torch.Tensor:
     return torch.stack([sample for (sample,) in samples])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks: int, workers: int) -> None:

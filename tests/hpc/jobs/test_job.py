@@ -76,6 +76,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ASKED)
 def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> None:
     work = on(cluster, FOUR, "trainer.num_nodes=2", "cluster.time=0:45:00")
@@ -122,6 +123,7 @@ def test_gpu_hours() -> None:
     assert on("slurm", FOUR, "cluster.time=1-12:00:00").gpu_hours == 4 * 4 * 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", SLURM)
 def test_no_task_is_kept_from_the_gpus_of_its_node(cluster: str) -> None:
     text = slurm.render_job_script(on(cluster, FOUR))
@@ -538,6 +540,7 @@ def test_fields_that_a_cluster_file_may_not_use_are_rejected(line: str, cluster_
         job.job_from_config(parse.parse(compose.compose_overrides(["cluster=mine", "trainer=ddp"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [("partition", "no"), ("account", "0123"), ("constraint", "gpu&hbm80g"), ("qos", "1e3"), ("time", "2-12"),
@@ -555,6 +558,7 @@ def test_more_time_than_there_is_is_rejected() -> None:
     on("juwels_booster", "cluster.time=1-00:00:00")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"),
     [("a b", "a_b"), ("a\nb", "a_b"), ("#SBATCH --x", "SBATCH_--x"), ("Größe", "Gr_e"), ("bash", "my_run"),
@@ -575,6 +579,7 @@ def test_accounts_are_one_word(value: str) -> None:
         parse.parse(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -91,6 +91,7 @@ def where(port: int, **environ: str) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["is silent", "closes", "echoes", "greets", "answers in JSON"])
 def test_a_taken_port_ends_this_start_and_allows_another(
     kind: str, service: Callable, capfd: pytest.CaptureFixture[str]

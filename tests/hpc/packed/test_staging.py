@@ -173,6 +173,7 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
 # Waiting for a copy that grows is not a hang
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
 def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local, monkeypatch):
     parts = packed_images.read_packed_images(images).parts

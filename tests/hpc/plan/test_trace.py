@@ -43,6 +43,7 @@ def peak(trace: Trace, examples: int, *, is_head: bool | None = None) -> float:
     return max(level.activations.at(examples) for level in levels)
 
 
+@pytest.mark.slow
 def test_parts_parameters_and_operations_are_those_of_the_network():
     network, trace = GPT(**GPT_SIZES), traced()
     assert [group.name for group in trace.groups] == ["outside the blocks", "block 0", "block 1"]
@@ -99,6 +100,7 @@ def test_checkpointing_repeats_what_backward_needs():
     assert peak(again, 64) < 0.7 * peak(plain, 64)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_layers_hold_and_do_their_share():
     """Check Megatron's split: two all-reduces forward and two backward for each block's output."""
     whole, half = traced(), traced(tensor_parallel=2)

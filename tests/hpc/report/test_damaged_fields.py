@@ -81,6 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_a_value_of_another_type_is_damage(folder: Path) -> None:
     assert any("finished" in line for line in read(folder))
     for name, lines in wrong():

@@ -703,6 +703,7 @@ def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
     assert node_usage.read_phases(run_dir) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/node-n1.jsonl",
                                   "monitor/phases.jsonl"])  # fmt: skip
 @pytest.mark.parametrize(

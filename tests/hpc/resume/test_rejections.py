@@ -186,6 +186,7 @@ def test_what_data_reject_while_they_are_built() -> None:
         config_build.build(node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["\x7f", "a\tb", "\u202egnp.exe", "\x9b31m"])
 def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
     cfg = compose.compose_overrides([])
@@ -212,6 +213,7 @@ CONTROL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", CONTROL)
 def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])

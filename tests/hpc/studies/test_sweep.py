@@ -45,6 +45,7 @@ def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
     assert all(Path(cfg.run_dir).parent == FOLDER for cfg in cfgs)
 
 
+@pytest.mark.slow
 def test_where_only_values_differ_hydra_composes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the configs are those that Hydra would compose one by one."""
     calls = []
@@ -94,6 +95,7 @@ def test_without_multirun_several_values_are_rejected(desk: Desk) -> None:
     assert desk.err.startswith("ConfigError: ") and "--multirun" in desk.err and desk.runs() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", [False, True])
 def test_members_share_one_copy_of_the_code_and_one_check_of_room(
     search: bool, desk: Desk, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +155,7 @@ def test_a_sweep_is_one_array(desk: Desk) -> None:
     assert "--array" not in desk.noted("sbatch.script")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "words"),
     [

@@ -116,6 +116,7 @@ def test_a_chain_tells_what_all_its_jobs_may_cost(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "cluster.chain=3") == 2 and "cluster.chain=1" in desk.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "option", "fix"),
     [
@@ -309,6 +310,7 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
     assert desk.err == "waiting for sbatch to answer ...\n" and desk.out.startswith("17 ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -762,6 +764,7 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["without it", "another one"])
 def test_a_script_is_not_written_for_code_whose_functions_are_others(then: str, desk: Desk) -> None:
     """Check that a new script needs the run's own version of its code.
