@@ -121,6 +121,7 @@ def test_long_names_and_names_without_latin_letters_get_a_slug(bake):
 def test_prompts_are_readable():
     asked = json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))
     assert list(asked["__prompts__"]) == [key for key in asked if not key.startswith("_")]
+    assert len(asked["__prompts__"]) == 8 and "It asks eight questions" in (REPO / "README.md").read_text()
 
 
 REJECTED = [
