@@ -58,21 +58,21 @@ long: system env
 	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m long
 
 chaos: system env
-	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
+	.venv/bin/python tests/trial chaos --count $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 twins: system env
-	.venv/bin/python tests/drawn_runs.py --count $(COUNT) --seed $(SEED)
+	.venv/bin/python tests/trial twins --count $(COUNT) --seed $(SEED)
 
 neighbours: system env
-	.venv/bin/python tests/drawn_neighbours.py --rounds $(ROUNDS) --seed $(SEED)
+	.venv/bin/python tests/trial neighbours --count $(ROUNDS) --seed $(SEED)
 
 hostile: system env
-	.venv/bin/python tests/drawn_inputs.py --count $(COUNT) --seed $(SEED)
+	.venv/bin/python tests/trial hostile --count $(COUNT) --seed $(SEED)
 
 ports: system env
 	rm -rf build/ports
 	$(BAKE) build/ports >/dev/null
-	.venv/bin/python tests/port_table.py build/ports/$(PROJECT) --runs build/ports/runs $(if $(OUT),--out $(OUT))
+	.venv/bin/python tests/trial ports --project build/ports/$(PROJECT) $(if $(OUT),--out $(OUT))
 
 bench: system env
 	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \

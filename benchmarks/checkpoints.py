@@ -112,7 +112,7 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
 
     from hpc.checkpoint import on_disk
     from hpc.checkpoint.strategy_state import ON_PUBLISHED
-    from hpc.training import strategies
+    from hpc.strategies import single
 
     stalls, copies, writes = [], [], []
 
@@ -150,7 +150,7 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
 
     (project / "run/checkpoints").mkdir(parents=True)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(SAVES + 1, WIDTH)))
-    strategy = strategies.Single(torch.device("cpu"))
+    strategy = single.Single(torch.device("cpu"))
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, max_steps=SAVES + 1, logger=False,
         callbacks=[TimedSave()], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -50,13 +50,6 @@ FAST_DEFAULTS = [
         ["model.network.vocab_multiple=1"],
     ),
     FastDefault(
-        "no buffers sent before each step (batch norm, 2 ranks)",
-        [*CNN, *DDP, "model.network.norm=batch"],
-        [],
-        ["strategy.lightning.forward_sync_buffers=true"],
-        num_ranks=2,
-    ),
-    FastDefault(
         "gradients summed where they lie (2 ranks)",
         [*GPT, *DDP],
         [],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import slurm_nodes
 from conftest import environment
+from trial.project import put
 
 # Jobs request GPUs, which Slurm only counts. All tasks share two cores.
 FILES = {
@@ -36,48 +37,6 @@ witness:
   fault: null
   rank: 1
 """,
-    "src/my_research/witness.py": '''\
-import json
-import os
-import signal
-import socket
-import time
-from pathlib import Path
-
-import lightning as L
-
-
-class Witness(L.Callback):
-    """Writes down where each rank is and what it sees; fails in the second batch if asked to."""
-
-    def __init__(self, run_dir: str, fault: str | None, rank: int) -> None:
-        self.run_dir, self.fault, self.rank = Path(run_dir), fault, rank
-
-    def on_fit_start(self, trainer, pl_module):
-        names = ("SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "OMP_NUM_THREADS", "HPC_POISON")
-        seen = {name: os.environ.get(name) for name in names}
-        seen |= {"host": socket.gethostname(), "local_rank": trainer.local_rank, "world_size": trainer.world_size}
-        seen |= {"pid": os.getpid(), "strategy": type(trainer.strategy).__name__, "cwd": os.getcwd()}
-        (self.run_dir / f"rank-{trainer.global_rank}.json").write_text(json.dumps(seen))
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if self.fault is None or trainer.global_rank != self.rank or trainer.fit_loop.epoch_loop.total_batch_idx < 1:
-            return
-        if self.fault == "raise":
-            raise ValueError("what the test asked for")
-        if self.fault == "exit":
-            os._exit(0)
-        if self.fault == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        while not (self.run_dir / "go").exists():  # "hold": until the test says so
-            time.sleep(0.05)
-
-    def on_predict_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-        with (self.run_dir / f"predicted-{trainer.global_rank}").open("a") as file:
-            print(len(outputs), file=file)
-        while self.fault == "hold" and batch_idx == 1 and not (self.run_dir / "go").exists():
-            time.sleep(0.05)
-''',
 }
 QUIET = ["callbacks=witness", "trainer.precision=32-true", "trainer.log_every_n_steps=1"]
 
@@ -147,11 +106,16 @@ class Desk:
 
 def made_for_tests(project: Path) -> Path:
     """Add the tests' files to a project, and check that env.sh accepts the environment that `make test` has made."""
-    for name, text in FILES.items():
-        (project / name).write_text(text)
+    add_files(project)
     env = environment() | {"VENV": sys.prefix}
     subprocess.run(["bash", "-c", "source ./env.sh"], cwd=project, env=env, check=True)
     return project
+
+
+def add_files(project: Path) -> None:
+    for name, text in FILES.items():
+        (project / name).write_text(text)
+    put(project, "strike", "witness")
 
 
 def rejections(log: str) -> list[str]:

@@ -121,6 +121,7 @@ def test_long_names_and_names_without_latin_letters_get_a_slug(bake):
 def test_prompts_are_readable():
     asked = json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))
     assert list(asked["__prompts__"]) == [key for key in asked if not key.startswith("_")]
+    assert len(asked["__prompts__"]) == 8 and "It asks eight questions" in (REPO / "README.md").read_text()
 
 
 REJECTED = [
@@ -162,6 +163,7 @@ REJECTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answers", "message"), REJECTED, ids=[str(answers) for answers, _ in REJECTED])
 def test_rejects_with_reason_and_fix_and_leaves_nothing(answers, message, bake, tmp_path, capfd):
     (tmp_path / "here").mkdir()
@@ -263,6 +265,7 @@ def test_names_the_next_three_commands(template, settings, tmp_path, run):
     assert "canary" not in names(tmp_path)
 
 
+@pytest.mark.slow
 def test_bakes_from_a_repository_address(template, settings, tmp_path, run):
     """Check baking from a Git repository, as `cookiecutter gh:org/hpc-ml-template` does, but without GitHub."""
     address = f"git+file://{template}"

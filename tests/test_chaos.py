@@ -2,35 +2,37 @@
 
 import json
 
-import chaos
 import pytest
 import slurm_nodes
-from faults import KINDS
 from slurm_project import Desk
 from tiers import soak_all_but
+from trial import chaos
+from trial.campaign import failures, tried
+from trial.chaos.endure import LAYOUTS, WORDS
+from trial.chaos.faults import KINDS
 
 pytestmark = pytest.mark.slow
 
 FAULTS = 3
 # 509: a full disk, kill -9 during a save, kill -9 of a rank
-DRAWS = {509: ["ddp"], 2: list(chaos.LAYOUTS)}
+DRAWS = {509: ["ddp"], 2: list(LAYOUTS)}
 
 
 @pytest.mark.parametrize("seed", soak_all_but(DRAWS, 509))
 def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(seed, bake, tmp_path):
     if reason := slurm_nodes.missing():
         pytest.skip(reason)
-    with chaos.ground(tmp_path, lambda: bake(cluster="local")) as (desk, disk):
-        struck, wrong = chaos.campaign(desk, disk, chaos.plan(FAULTS, seed, strategies=DRAWS[seed]), seed=seed)
-    assert not wrong, "\n".join(wrong)
-    assert len({one.kind for one in struck}) == len(struck) == FAULTS
+    with chaos.Chaos(tmp_path, bake(cluster="local"), DRAWS[seed]) as campaign:
+        done = tried(campaign, [(seed, number) for number in campaign.numbers(seed, FAULTS)])
+        assert not failures(campaign, done)
+    assert len({one.kind for one in campaign.struck}) == len(campaign.struck) == FAULTS
 
 
 @pytest.mark.soak
 def test_a_run_outlives_its_time_limit(slurm, bake):
     """Check that a run longer than its wall time saves, is requeued and finishes. Then resume it on fewer nodes."""
-    desk = Desk(slurm, chaos.prepared(bake(cluster="local")))
-    words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:02:00", "trainer.max_steps=40"]
+    desk = Desk(slurm, chaos.prepare(bake(cluster="local")))
+    words = [*WORDS, *LAYOUTS["ddp"], "cluster.time=0:02:00", "trainer.max_steps=40"]
     job, run_dir = desk.submit(*words, "checkpoint.every_n_steps=null")
     (run_dir / "pace").write_text("3")  # seconds: forty steps take the whole limit, and some fit after any start
     record = slurm.wait(job, 600)
@@ -55,8 +57,8 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
 
 def test_a_plan_is_made_by_its_seed_and_leaves_out_no_kind_and_no_strategy():
     assert chaos.plan(25, 1) == chaos.plan(25, 1) != chaos.plan(25, 2)
-    for faults in (len(KINDS), 25, 100):
-        runs = chaos.plan(faults, 3)
-        kinds = [strike.kind for _, strikes in runs for strike in strikes]
-        assert len(kinds) == faults and set(kinds) == set(KINDS)
-        assert {strategy for strategy, _ in runs} == set(chaos.LAYOUTS)
+    for count in (len(KINDS), 25, 100):
+        runs = chaos.plan(count, 3)
+        kinds = [fault.kind for _, faults in runs for fault in faults]
+        assert len(kinds) == count and set(kinds) == set(KINDS)
+        assert {strategy for strategy, _ in runs} == set(LAYOUTS)

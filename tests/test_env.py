@@ -178,6 +178,7 @@ def test_second_use_installs_nothing(place):
     assert len(started) == 4 and sum("env.py" in line for line in started) == 2, started
 
 
+@pytest.mark.slow
 def test_the_library_is_replaced_by_the_pinned_commit(place):
     """Check an update, and two projects with different pins that share an environment."""
     assert place.bash('source "$ENV"')[0] == 0
@@ -220,6 +221,7 @@ def test_a_folder_of_wheels_has_the_library_too(place):
     assert library.endswith(f"{wheels}/hpc_ml-0.3.0+g{COMMITS[0]}-py3-none-any.whl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_wheels", [False, True], ids=["address", "wheels"])
 def test_an_image_has_what_env_sh_installs(has_wheels, place, project):
     """Do what container.def says, with folders of this test in place of the image's."""
@@ -573,6 +575,7 @@ def queued(place) -> QueuedJob:
     return QueuedJob(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["SLURM_JOB_ID", "PBS_JOBID"])
 def test_a_queued_job_starts_whatever_its_owner_adds_for_newer_code(job, queued):
     """Check that the versions of the environment may change within the ranges of the job's own code."""

@@ -7,13 +7,14 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from port_runs import HERE, LAYOUTS, QUIET, Ports
 from tiers import soak_all_but
+from trial.ports.brought import LAYOUTS, QUIET, Brought
+from trial.project import TESTS, warm
 
 pytestmark = pytest.mark.slow
 
@@ -50,15 +51,16 @@ WORDS = {
 }
 
 
-class Finetuning(Ports):
+class Finetuning(Brought):
     """A baked project, local models and text, and what is typed to fine-tune them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        warm(("datasets", "peft"))
         self.environ |= {"HF_HOME": str(self.runs / "cache")}
         self.small = self.runs / "small"
-        command = [sys.executable, str(HERE / "small_models.py"), str(self.small)]
-        subprocess.run(command, check=True, capture_output=True, env=self.environ)
+        command = [sys.executable, str(TESTS / "small_models.py"), str(self.small)]
+        subprocess.run(command, check=True, capture_output=True, env=self.everything)
 
     def words(self, name: str) -> list[str]:
         """Return the words of `frozen` or `lora`, perhaps with `+ema`, or of a port."""
@@ -72,7 +74,7 @@ class Finetuning(Ports):
 
     def python(self, code: str, *arguments: str) -> str:
         command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environ, cwd=self.project)
+        done = subprocess.run(command, capture_output=True, text=True, env=self.everything, cwd=self.project)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -85,10 +87,8 @@ class Finetuning(Ports):
 
 
 @pytest.fixture(scope="module")
-def finetuning(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finetuning]:
-    runs = Finetuning(bake(tmp_path_factory.mktemp("project")), tmp_path_factory.mktemp("runs"))
-    yield runs
-    runs.close()
+def finetuning(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Finetuning:
+    return Finetuning(bake(tmp_path_factory.mktemp("project")), tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("case", soak_all_but(itertools.product(WORDS, LAYOUTS), ("lora", "fsdp on two")))
@@ -124,5 +124,6 @@ def test_any_module_and_averaged_weights_are_exported(name: str, layout: str, fi
     (["data.block_size=100000"], "data.block_size must leave a block"),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(words: list[str], message: str, finetuning: Finetuning) -> None:
-    codes, output = finetuning.start("wrong", [*finetuning.words("frozen"), *words], num_ranks=1)
-    assert codes == [2] and f"ConfigError: {message}" in output and "Traceback" not in output
+    started = finetuning.start("wrong", [*finetuning.words("frozen"), *words], num_ranks=1)
+    said = started.said()
+    assert started.codes == [2] and f"ConfigError: {message}" in said and "Traceback" not in said

@@ -4,17 +4,17 @@ Each port in ports/ is written as its authors would write it; it comes with one 
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import extra_packages
-import port_table
 import pytest
 from conftest import REPO
-from port_runs import CALLBACKS, DATA, LAYOUTS, PORTS, Ports
 from slurm_nodes import Slurm
 from slurm_project import Desk, made_for_tests
 from tiers import soak_all_but
+from trial.ports import COMMAND, title
+from trial.ports.brought import CALLBACKS, DATA, LAYOUTS, PORTS, Brought
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +40,12 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def ports(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
-    brought = Ports(bake(tmp_path_factory.mktemp("project")), tmp_path_factory.mktemp("ports"))
-    yield brought
-    brought.close()
+def ports(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Brought:
+    return Brought(bake(tmp_path_factory.mktemp("project")), tmp_path_factory.mktemp("ports"))
 
 
 @pytest.fixture(scope="module")
-def desk(slurm: Slurm, ports: Ports) -> Desk:
+def desk(slurm: Slurm, ports: Brought) -> Desk:
     brought = Desk(slurm, made_for_tests(ports.project))
     brought.env |= extra_packages.ENVIRON
     return brought
@@ -55,7 +53,7 @@ def desk(slurm: Slurm, ports: Ports) -> Desk:
 
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
-    name: str, layout: str, ports: Ports
+    name: str, layout: str, ports: Brought
 ) -> None:
     assert ports.train(name, layout) == ""
     assert ports.resume(name, layout, stop_at=8) == ""
@@ -63,38 +61,38 @@ def test_research_of_others_trains_and_ends_with_the_same_bits_after_a_stop(
 
 
 @pytest.mark.parametrize("name", soak_all_but(DATA, "gan", "series"))
-def test_the_step_of_others_is_traced_or_measured_on_real_samples(name: str, ports: Ports) -> None:
+def test_the_step_of_others_is_traced_or_measured_on_real_samples(name: str, ports: Brought) -> None:
     assert ports.plan(name) == ("on real samples" if name in LOOK_AT_VALUES else "traced")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["gan", "gpt2", "graphs"])  # by hand, by tokens, of uneven samples; `make ports` all
-def test_research_of_others_goes_on_after_it_was_killed_on_slurm(name: str, ports: Ports, desk: Desk) -> None:
+def test_research_of_others_goes_on_after_it_was_killed_on_slurm(name: str, ports: Brought, desk: Desk) -> None:
     assert ports.submit(name, desk) == ""
 
 
 @pytest.mark.soak
-def test_a_run_on_four_nodes_goes_on_after_one_rank_was_killed(ports: Ports, desk: Desk) -> None:
+def test_a_run_on_four_nodes_goes_on_after_one_rank_was_killed(ports: Brought, desk: Desk) -> None:
     layout = ("trainer=ddp_4node", "trainer.devices=1")
     assert ports.submit("mnist", desk, layout=layout, killed=[2]) == ""
 
 
 def test_the_page_shows_all_ports() -> None:
     page = (REPO / "docs" / "bring-your-own.md").read_text()
-    assert port_table.COMMAND in page
-    assert re.findall(r"^\| (.*?) \| same bits ", page, re.MULTILINE) == [port_table.title(name) for name in DATA]
+    assert COMMAND in page
+    assert re.findall(r"^\| (.*?) \| same bits ", page, re.MULTILINE) == [title(name) for name in DATA]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", CALLBACKS)
-def test_callbacks_of_lightning_end_with_the_same_bits_after_a_stop(name: str, ports: Ports) -> None:
+def test_callbacks_of_lightning_end_with_the_same_bits_after_a_stop(name: str, ports: Brought) -> None:
     assert ports.train(name, "ddp on two") == ""
     assert ports.resume(name, "ddp on two", stop_at=8) == ""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", CALLBACKS)
-def test_callbacks_of_lightning_work_with_sharded_weights_or_are_rejected(name: str, ports: Ports) -> None:
+def test_callbacks_of_lightning_work_with_sharded_weights_or_are_rejected(name: str, ports: Brought) -> None:
     error = ports.train(name, "fsdp on two")
     if name in NEED_WHOLE_WEIGHTS:
         assert "must be used with strategy=single or ddp, not fsdp" in error

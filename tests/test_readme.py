@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -56,14 +57,31 @@ def as_it_stands(desk: Desk, command: str) -> None:
     desk.succeeds(command)
 
 
-def elsewhere(desk: Desk, command: str) -> None:
-    """Check only the syntax of a command that installs, clones or changes the folder. Other tests do this."""
-    desk.succeeds(f"bash -n <<<{shlex.quote(command)}")
+def elsewhere(file: str, *words: str) -> Callable[[Desk, str], None]:
+    """Check the syntax of a command that installs, clones or changes the folder, and that a test has these words of it.
+
+    They are of those that the command consists of, so that a renamed option is found.
+    """
+
+    def check(desk: Desk, command: str) -> None:
+        desk.succeeds(f"bash -n <<<{shlex.quote(command)}")
+        text = (REPO / "tests" / file).read_text()
+        used = [word for word in words if word in command]
+        assert used and not [word for word in used if word not in text], f"{file} must have {used or words}"
+
+    return check
 
 
 def made(desk: Desk, command: str) -> None:
-    """Check that a make target exists. It is not run, as `make test` itself runs this test."""
-    desk.succeeds(command.replace("make ", "make --dry-run ", 1), REPO)
+    """Check that a make target and the programs that it starts exist, and that campaigns of trials take its words.
+
+    It is not run, as `make test` itself runs this test.
+    """
+    recipe = desk.succeeds(command.replace("make ", "make --dry-run ", 1), REPO)
+    for program, words in re.findall(r"bin/python ((?:tests|benchmarks|docs)/[\w./]+)([^\n|;&]*)", recipe):
+        assert (REPO / program).exists(), program
+        if program == "tests/trial":
+            desk.succeeds(f"python {program} {words.strip()} --help", REPO)
 
 
 def baked(desk: Desk, command: str) -> None:
@@ -277,16 +295,20 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
     return False
 
 
+INSTALLING = ("PIP_FIND_LINKS", "PIP_NO_INDEX", "VERSIONS", "module")
 # A pattern for the whole command, and how it is tested. A command that matches no row fails: add a row.
 HOW = [
     (r"python (train|submit|tools/check)\.py model=mine.*", brought),
     (r"python train\.py experiment=finetune_hf .*|python tools/export\.py .* --hf", finetuned),
     (r"make \w+", made),
-    (r"python -m pip (install|wheel) .*|(for one in .*wandb|mlflow) .*", elsewhere),  # test_loggers_offline.py uploads
-    (r"PIP_FIND_LINKS=.* source env.sh", elsewhere),  # test_env.py does so, without a network
-    (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
-    (r"git (init|add|commit)\b.*|cruft .*", elsewhere),  # test_update.py runs them
-    (r"module load .*|(VERSIONS=site|apptainer) .*", elsewhere),  # test_env.py builds on modules and on another Python
+    (r"python -m pip wheel .*", elsewhere("test_env.py", "wheel", "--wheel-dir")),
+    (r"python -m pip install .* transformers", elsewhere("extra_packages.py", "peft", "transformers")),
+    (r"python -m pip install .*", elsewhere("requirements.txt", "wandb")),
+    (r"for one in .*wandb .*", elsewhere("hpc/logging/test_loggers_offline.py", "sync")),
+    (r"mlflow .*", elsewhere("hpc/logging/test_loggers_offline.py", "sqlite:///")),
+    (r"git (init|add|commit)\b.*", elsewhere("conftest.py", "init", "add", "commit")),
+    (r"cruft .*", elsewhere("test_update.py", "update")),
+    (r"(PIP_FIND_LINKS=|VERSIONS=site|apptainer|module load).*", elsewhere("test_env.py", *INSTALLING)),
     (r"cookiecutter .*", baked),
     (r"(VENV=\S+ )?source (\./)?env\.sh", sourced),
     (r"(python -m )?tensorboard.*", served),
@@ -301,7 +323,7 @@ HOW = [
     (r"python tools/comm\.py .*", dry),  # test_slurm_comm.py runs it with Slurm
     (r"python submit\.py.* --render .*", rendered),
     (r"python submit\.py.*", submitted),
-    (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py run it with Slurm
+    (r"sbatch runs/NAME/job\.sh", elsewhere("test_slurm_requeue.py", "sbatch", "job.sh")),
     (r"(sbatch|salloc) .*", given_to_slurm),
     (r"python train\.py resume=runs/NAME", resumed),
     (r"python tools/export\.py .*", exported),
@@ -331,18 +353,19 @@ def desk(tmp_path: Path, project: Path, run, brief_run: Path) -> Desk:
     return Desk(tmp_path, project, run, brief_run)
 
 
+# Each command once, with the first page that has it.
+PAGES = {command: page for page in reversed(README) for command in commands(README[page])}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("readme", "command"),
+    "command",
     [
-        pytest.param(
-            readme, command, id=f"{readme}: {command}", marks=pytest.mark.soak if "check.py" in command else ()
-        )
-        for readme, path in README.items()
-        for command in (commands(path) if path.exists() else [])
+        pytest.param(command, id=f"{page}: {command}", marks=pytest.mark.soak if "check.py" in command else ())
+        for command, page in PAGES.items()
     ],
 )
-def test_command(readme: str, command: str, desk: Desk) -> None:
+def test_command(command: str, desk: Desk) -> None:
     how = next((how for pattern, how in HOW if re.fullmatch(pattern, command)), None)
     assert how, f"say in HOW how this is run: {command}"
     how(desk, command)

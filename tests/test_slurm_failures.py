@@ -28,103 +28,86 @@ REJECTED = {
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         TWO_NODES,
         ["trainer.num_nodes must be 1", "alone", "got 2", "srun --nodes=2 --ntasks-per-node=1"],
-        20,
     ),
     "F10 independent runs": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun {TRAIN} trainer=cpu",
         ["must be launched as 1 ranks", "srun started 2 in all", "srun --nodes=1 --ntasks-per-node=1"],
-        20,
     ),
     "F11 fewer tasks": (
         "--ntasks=1 --ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO}",
         ["trainer.num_nodes=1 trainer.devices=2", "srun started 1 in all"],
-        20,
     ),
     "F11c other nodes": (
         "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO}",
         ["trainer.num_nodes=1 trainer.devices=2", "srun started 4 in all, 2 on a node"],
-        20,
     ),
     "F11d uneven tasks": (
         "--nodes=2 --ntasks=3 --gres=gpu:2",
         f"srun {TRAIN} trainer=ddp trainer.num_nodes=3 trainer.devices=1 data.global_batch_size=66",
         ["not equally many on a node"],
-        20,
     ),
     "F13 one GPU per task": (
         "--ntasks-per-node=2 --gpus-per-task=1",
         f"srun {TWO}",
         ["trainer.devices must be at most 1", "got 2", "no --gpus-per-task"],
-        60,
     ),
     "a node with fewer GPUs": (
         "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
         f"srun bash -c '{ON_NODE_2} export CUDA_VISIBLE_DEVICES=0; exec {TWO} trainer.num_nodes=2'",
         ["trainer.devices must be at most 1", "(on n2)", "got 2"],
-        60,
     ),
     "F15 leaked MASTER_ADDR": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"export MASTER_ADDR=10.255.255.1\nsrun {TWO_NODES}",
         ["MASTER_ADDR must be an address of n1, where rank 0 runs", "got 10.255.255.1", "unset MASTER_ADDR"],
-        30,
     ),
     "a rank that does not come": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} exec sleep 25; exec {TWO_NODES}'",
         ["Rank 1 did not report to rank 0's store within 20 s", "n1"],
-        65,
     ),
     "F28, F59 another environment": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} export PYTHONPATH=$PWD/other; exec {TWO_NODES}'",
         ["versions", " on n1", "lightning 2.6.99", " on n2", "source env.sh"],
-        60,
     ),
     "F33 torchrun on each node for itself": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun torchrun --nproc-per-node=1 {TWO_NODES.removeprefix('python ')}",
         ["trainer.num_nodes=2 trainer.devices=1", "torchrun started 1 in all"],
-        60,
     ),
     "F35 heterogeneous job": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun env SLURM_HET_SIZE=2 {TWO}",
         ["SLURM_HET_SIZE must be 1", "got 2"],
-        20,
     ),
     "F37 a sweep under srun": (
         "--ntasks-per-node=2",
         f"srun {TWO} --multirun seed=1,2",
         ["--multirun", "submit.py"],
-        20,
     ),
     "F38 a config of its own on each rank": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO} 'name=x${{oc.env:SLURM_PROCID}}'",
         ["config", "must be the same on all ranks"],
-        60,
     ),
     "F46 no room": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES} run_dir=$PWD/small/run",
         ["run_dir", "No space left"],
-        60,
     ),
     "run directory of one node": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES} run_dir=$PWD/own/run",
         ["rank 0 created it", "(on n2)"],
-        60,
     ),
     "data of one node": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES.replace('trainer=ddp', 'trainer=ddp data=text model=gpt_tiny')} data.files=$PWD/own/text",
         ["(on n2)", "data.files"],
-        60,
     ),
 }
 
@@ -151,14 +134,13 @@ def traps(desk):
     "name", soak_all_but(REJECTED, "F09 srun forgotten", "F11 fewer tasks", "F15 leaked MASTER_ADDR")
 )
 def test_a_mistake_ends_with_one_message(desk, traps, name):
-    options, body, said, most = REJECTED[name]
+    options, body, said = REJECTED[name]
     ended = desk.sbatch(options, body)
     messages = rejections(ended.log)
     assert len(messages) == 1, ended.log
     for words in said:
         assert words in messages[0], messages[0]
     assert ended.state == "FAILED", ended.record
-    assert ended.seconds < most, ended.log
     print(f"\n{name} ({ended.seconds:.0f} s)\n{messages[0]}")
 
 
@@ -203,11 +185,11 @@ def test_a_rank_that_raises_ends_the_job(desk):
     )
     assert ended.state == "FAILED" and ended.exit_code and ended.record["Restarts"] == "0", ended.log
     told, _, what = (run_dir / "errors/1/rank-1.txt").read_text().splitlines()[0].partition(" ")
-    assert time.time() - float(told) < 20 and what == "ValueError: what the test asked for"
+    assert time.time() - float(told) < 20 and what == "Struck: as the strike requests"
     verdict = (run_dir / "verdict").read_text()
-    assert "outcome failed\nwhy rank 1: ValueError: what the test asked for\n" in verdict
+    assert "outcome failed\nwhy rank 1: Struck: as the strike requests\n" in verdict
     said = desk.python("report.py", str(run_dir)).stdout
-    assert "what the test asked for" in said and "failed" in said.lower(), said
+    assert "as the strike requests" in said and "failed" in said.lower(), said
 
 
 @pytest.mark.parametrize(("fault", "starts"), [("exit", 1), ("kill", 2)])
@@ -219,7 +201,6 @@ def test_a_rank_that_is_gone_ends_the_job(desk, fault, starts):
         f"faults.retries={starts}",
     )  # fmt: skip
     assert ended.state == "FAILED" and ended.exit_code != 0, ended.log
-    assert ended.seconds < 75 * starts
     assert ended.record["Restarts"] == str(starts - 1)
     assert f"{starts} starts in a row brought no newer checkpoint" in ended.log
     assert not (run_dir / "verdict").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 from cookiecutter.main import cookiecutter
-from slurm_project import FILES, QUIET, Desk, wait_for
+from slurm_project import QUIET, Desk, add_files, wait_for
 from test_stage import small_environment
 
 pytestmark = pytest.mark.slow
@@ -32,8 +32,7 @@ def clone(tmp_path: Path) -> Path:
 def desk(slurm, project: Path, clone: Path, tmp_path: Path) -> Desk:
     """Make a project that uses the library of that clone."""
     copy = Path(shutil.copytree(project, tmp_path / "project"))
-    for name, text in FILES.items():
-        (copy / name).write_text(text)
+    add_files(copy)
     pin(copy, clone.as_uri())
     small_environment(copy, tmp_path / "venv", library=clone)
     desk = Desk(slurm, copy)
@@ -81,8 +80,7 @@ def test_runs_of_the_last_version_with_a_copy_of_the_library_go_on_after_an_upda
     archive = subprocess.run(["git", "archive", last_with_a_copy], cwd=REPO, capture_output=True, check=True)
     subprocess.run(["tar", "-x"], cwd=template, input=archive.stdout, check=True)
     copy = Path(cookiecutter(str(template), no_input=True, default_config=True, output_dir=str(tmp_path / "old")))
-    for name, text in FILES.items():
-        (copy / name).write_text(text)
+    add_files(copy)
     # It read the digits of scikit-learn, which its environment has and this one only seems to have.
     for name in ("digits.py", "digits.npz"):
         shutil.copy(project / "src/my_research/data" / name, copy / "src/my_research/data" / name)

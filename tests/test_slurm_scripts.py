@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from slurm_project import FILES, QUIET, Desk, wait_for
+from slurm_project import QUIET, Desk, add_files, wait_for
 from test_stage import small_environment
 
 pytestmark = pytest.mark.soak
@@ -21,8 +21,7 @@ def desk(slurm, project, tmp_path_factory) -> Desk:
     """Make a project with scripts rendered for the tests' cluster."""
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(project, folder / "project")
-    for name, text in FILES.items():
-        (folder / "project" / name).write_text(text)
+    add_files(folder / "project")
     small_environment(folder / "project", folder / "venv")
     desk = Desk(slurm, folder / "project")
     # The default place of an environment, which a requeued job must find from its copy of the code.

@@ -58,6 +58,7 @@ stage_env: true
     return copy
 
 
+@pytest.mark.slow
 def test_one_unpacking_per_node_serves_all_its_ranks(staging, slurm):
     folder = staging.parent
     job, run_dir, said = submit(staging, slurm)

@@ -13,6 +13,8 @@ from result_rows import make_row
 from table import MARKS, is_goal_reached, make_tables
 
 RESULTS = json.loads((REPO / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+# Goals that the machine of the last `make bench` did not reach. A row that reaches its goal is taken out.
+MISSED = {"submit.py --dry-run", "plan.py, of a network that it has traced before"}
 
 
 def test_the_readme_shows_what_was_measured():
@@ -26,6 +28,11 @@ def test_the_pictures_of_the_readme_are_small():
     pictures = set(re.findall(r"docs/[\w-]+\.png", text))
     assert pictures == {f"docs/{file.name}" for file in (REPO / "docs").glob("*.png")}
     assert all((REPO / name).stat().st_size < 300_000 for name in pictures)
+
+
+def test_no_goal_is_missed_but_those_that_are_known():
+    rows = [row for row in RESULTS if row["goal"] is not None]
+    assert {row["name"] for row in rows if not is_goal_reached(row)} == MISSED and len(rows) > len(MISSED)
 
 
 def test_every_row_says_when_and_where():

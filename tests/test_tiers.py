@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from fnmatch import fnmatchcase
 
 import pytest
@@ -27,3 +28,9 @@ def collected():
 def test_what_is_long_is_there(test, collected):
     for pattern in LONG[test] or ["*"]:
         assert [case for case in collected[test] if fnmatchcase(case, pattern)], pattern
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Check what pytest needs, which imports a file of tests by its name alone: it would collect only one of them."""
+    names = Counter(path.name for path in (REPO / "tests" / "hpc").rglob("test_*.py"))
+    assert not {name for name, count in names.items() if count > 1}

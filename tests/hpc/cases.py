@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
 import train
 from hpc.config import arguments, compose, parse
-from hpc.launch import meeting, placement
+from hpc.launch import placement, rendezvous
 from hpc.run import directory, signals
 from hpc.run.program import RankProcess
 from hpc.training import starting_point
@@ -20,12 +20,12 @@ from hpc.training import starting_point
 def main(out: str, cases: dict[str, list[str]]) -> None:
     here, metrics = placement.read_placement(os.environ), {}
     this = RankProcess([], here, signals.install_signal_handlers())
-    open_store = meeting.open_store
+    open_store = rendezvous.open_store
     store = cache(
         lambda: open_store(here, os.environ, timeout_seconds=60)
     )  # all cases share one store, and so one process group
     for name, overrides in cases.items():
-        meeting.open_store = lambda *_, name=name, **__: prefixed(name, store())
+        rendezvous.open_store = lambda *_, name=name, **__: prefixed(name, store())
         cfg = compose.compose_overrides(overrides)
         arguments.check_files(parse.parse(cfg))
         metrics[name] = train.train(cfg, this)

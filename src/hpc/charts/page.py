@@ -12,11 +12,6 @@ from hpc.charts.chart import Chart, describe, make_figure
 HERE = Path(__file__).parent
 
 
-def write_page(charts: Sequence[Chart], path: Path, *, title: str) -> None:
-    """Write a page of charts below each other. Raises `OSError`."""
-    path.write_bytes(render_charts(charts, title))
-
-
 def render_charts(charts: Sequence[Chart], title: str) -> bytes:
     """Return a page of charts below each other."""
     figures = "".join(map(render_figure, charts))

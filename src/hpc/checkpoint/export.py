@@ -1,6 +1,5 @@
 """Export a run's weights to one file, which other programs read: choose the checkpoint, and the form by its name."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.run import attempt_log
+from hpc.system.files import complete_file
 
 SUFFIXES = (".safetensors", ".pt", ".ckpt")
 # Entries of a checkpoint that only resuming needs.
@@ -55,16 +55,13 @@ def _as_lightning(path: Path, state: dict[str, Any]) -> dict[str, Any]:
 def _write(content: dict[str, Any], out: Path) -> int:
     import torch
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        torch.save(content, temporary)
-        temporary.replace(out)
+        with complete_file(out) as temporary:
+            torch.save(content, temporary)
         return out.stat().st_size
     except (OSError, RuntimeError) as error:  # torch raises the latter where it cannot create a file
         rule, given = "must be a file that can be written", f"{out} ({error})"
         raise ConfigError("OUT", given, rule, "a file in a directory with space for it") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def choose_checkpoint(run: Path, *, step: int | None = None, best: bool = False) -> Path:

@@ -33,7 +33,8 @@ def write(run_dir: Path, out: Path, *, step: int | None = None, best: bool = Fal
         raise ConfigError("OUT", out, "must be in a folder that exists", f"mkdir -p {shlex.quote(str(out.parent))}")
     cfg = frozen_config.read_compatible(run_dir)
     checkpoint = export.choose_checkpoint(run_dir, step=step, best=best)
-    model = merge_adapters(find_model(trained.load_module(cfg, checkpoint)))
+    module, _ = trained.load_module(cfg, checkpoint)
+    model = merge_adapters(find_model(module))
     source = model.name_or_path  # of a model that was not loaded from a folder it is empty
     tokenizer = tokenizer_folder.load_tokenizer(Path(source)) if source else None
     part = out.with_name(f".{out.name}.{os.getpid()}.part")

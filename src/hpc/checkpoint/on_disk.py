@@ -2,12 +2,15 @@
 
 This module knows folders and files, not what is in them. A folder `step-*` has a manifest with the size and checksum of
 every file in it, and only the manifest counts: neither the folder's name nor a clock says that it is whole, or which
-one is the newest.
+one is the newest. It is written last and removed first. Each name is used once, as step and attempt are in it: no
+checkpoint is ever replaced by another one.
 """
 
+import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from hpc.config.errors import ConfigError
-from hpc.system.files import open_regular_file, parse_json, read_text
+from hpc.system.files import open_regular_file, parse_json, read_text, sync
 
-VERSION = 2  # of the content of a checkpoint; weights are read from older ones, too
+VERSION = 3  # of the content of a checkpoint; weights are read from older ones, too
 MANIFEST = "manifest.json"
 PART = ".part"  # end of the name of a folder that is being written
-OLD = f".old{PART}"  # end of the name of a folder that is no checkpoint any more
 # Names of folders that this project makes and may remove. `checkpoints` may hold other people's files as well, such as
 # step-500 and step-1.ckpt.part.
-OWN_NAMES = re.compile(r"step-\d{9,}(-averaged)?((\.old|\.universal-\w+)?\.part)?")
+OWN_NAMES = re.compile(r"step-\d{9,}(-\d{3,}){0,2}(-averaged)?((\.universal-\w+)?\.part)?")
 AVERAGED = "-averaged"
 LAST, BEST = "last.ckpt", "best.ckpt"  # links to checkpoints beside them
 CHUNK_BYTES = 16 * 2**20  # read at once for a checksum
@@ -43,13 +45,15 @@ class Checkpoint:
     version: int = VERSION
 
 
-def checkpoint_path(run_dir: Path, step: int, *, averaged: bool = False) -> Path:
-    """Return the folder for the checkpoint of a step.
+def checkpoint_path(run_dir: Path, step: int, attempt: int, *, num_before: int = 0, averaged: bool = False) -> Path:
+    """Return the folder for the checkpoint of a step. Names sort by age.
 
     Args:
+        num_before: how many checkpoints of this step the attempt has saved before this one.
         averaged: it holds the weights that were averaged over all steps.
     """
-    return run_dir / "checkpoints" / f"step-{step:09d}{AVERAGED * averaged}"
+    repeated = f"-{num_before:03d}" if num_before else ""
+    return run_dir / "checkpoints" / f"step-{step:09d}-{attempt:03d}{repeated}{AVERAGED * averaged}"
 
 
 def make_part_folder(final: Path) -> Path:
@@ -58,7 +62,6 @@ def make_part_folder(final: Path) -> Path:
     Unfinished folders of all steps are removed first: the disk may be full of them.
     """
     part = final.with_name(final.name + PART)
-    restore_replaced_checkpoints(final.parent)
     for folder in own_folders(final.parent):
         if folder.name.endswith(PART):
             shutil.rmtree(folder, ignore_errors=True)
@@ -69,15 +72,6 @@ def make_part_folder(final: Path) -> Path:
 def own_folders(folder: Path) -> list[Path]:
     """Return the folders in a folder that this project made, judged by their names."""
     return sorted(path for path in folder.glob("step-*") if OWN_NAMES.fullmatch(path.name) and not path.is_symlink())
-
-
-def restore_replaced_checkpoints(folder: Path) -> None:
-    """Rename checkpoints back that were moved away for a new one of the same step, which was then not published."""
-    for old in own_folders(folder):
-        final = old.with_name(old.name.removesuffix(OLD))
-        if old.name.endswith(OLD) and not final.exists() and read_manifest(old):
-            with suppress(OSError):  # another process, which starts the same run, was faster
-                old.rename(final)
 
 
 def file_names(folder: Path) -> list[str]:
@@ -94,20 +88,26 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
 def make_durable(folder: Path) -> None:
     """Sync what this node has written in a folder, so that it survives a power cut. Raises OSError."""
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync(path)
 
 
 def publish(part: Path, final: Path, *, files: Mapping[str, tuple[int, int]], details: Mapping[str, Any]) -> None:
-    """Write the manifest and give a complete folder its name, instead of what had that name. Raises OSError."""
+    """Write the manifest and give a complete folder its name. Raises OSError, also if something has that name."""
     manifest = json.dumps({"version": VERSION, **details, "files": files}, indent=1)
     (part / MANIFEST).write_text(manifest, encoding="utf-8")
-    _sync(part / MANIFEST)
-    _sync(part)
-    old = _discard(final) if final.exists() else None
+    sync(part / MANIFEST)
+    sync(part)
+    if final.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final))
     part.rename(final)
-    _sync(final.parent)
-    if old:
-        shutil.rmtree(old, ignore_errors=True)
+    sync(final.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, if it exists: the manifest first, so that half of it is none. Raises OSError."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def set_link(link: Path, final: Path) -> None:
@@ -123,8 +123,6 @@ def repair_links(newest: Path, best: Path | None) -> bool:
 
     They differ where a process died between a checkpoint and its links, or where later checkpoints are damaged.
     """
-    _rename_copied_checkpoint(newest.with_name(LAST))
-    _rename_copied_checkpoint(newest.with_name(BEST))
     has_best = best is not None and read_manifest(best) is not None
     with suppress(OSError):  # the next checkpoint will report what is wrong with this disk
         set_link(newest.with_name(LAST), newest)
@@ -135,20 +133,22 @@ def repair_links(newest: Path, best: Path | None) -> bool:
     return has_best
 
 
-def _rename_copied_checkpoint(link: Path) -> None:
-    """Rename a checkpoint folder that `scp -r` put where a link was to `step-N`."""
-    copy = None if link.is_symlink() else read_manifest(link)
-    if copy is None:
-        return
-    final = checkpoint_path(link.parent.parent, copy.step, averaged=bool(copy.details.get("averaged")))
-    if (existing := read_manifest(final)) and existing.files != copy.files:
-        return  # another checkpoint of that step: both stay
-    old = final.with_name(final.name + OLD)
-    with suppress(OSError):  # another process, which starts the same run, was faster
-        shutil.rmtree(old, ignore_errors=True)
-        link.rename(old)
-        restore_replaced_checkpoints(link.parent)
-        shutil.rmtree(old, ignore_errors=True)
+def reject_copied_links(folder: Path) -> None:
+    """Raise `ConfigError` if `scp -r` or `cp -rL` has put a copy of a checkpoint in the place of a link to it."""
+    for link in (folder / LAST, folder / BEST):
+        copy = None if link.is_symlink() else read_manifest(link)
+        if copy is None:
+            continue
+        averaged = bool(copy.details.get("averaged"))
+        path = checkpoint_path(folder.parent, copy.step, copy.attempt, averaged=averaged)
+        original = read_manifest(path)
+        if original and original.files == copy.files:
+            fix = f"rm -r {shlex.quote(str(link))}"
+        else:
+            remove_damaged = f"rm -r {shlex.quote(str(path))} && " if path.exists() else ""
+            fix = f"{remove_damaged}mv {shlex.quote(str(link))} {shlex.quote(str(path))}"
+        rule = "must be a link to a checkpoint beside it; scp -r and cp -rL make a folder of it, rsync -a does not"
+        raise ConfigError("resume", link, rule, fix)
 
 
 def list_checkpoints(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Checkpoint]:
@@ -164,8 +164,9 @@ def list_checkpoints(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) ->
     manifests = [read_manifest(path) for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(PART)]
     checkpoints = [checkpoint for checkpoint in manifests if checkpoint and not _is_overtaken(checkpoint, starts)]
 
-    def age(checkpoint: Checkpoint) -> tuple[int, int, bool]:
-        return checkpoint.step, checkpoint.attempt, checkpoint.details.get("averaged", False)
+    def age(checkpoint: Checkpoint) -> tuple[int, int, int, bool]:
+        details = checkpoint.details
+        return checkpoint.step, checkpoint.attempt, details.get("batches", 0), details.get("averaged", False)
 
     return sorted(checkpoints, key=age, reverse=True)
 
@@ -180,7 +181,7 @@ def read_manifest(path: Path) -> Checkpoint | None:
             raise ConfigError("resume", path, rule, "run the code that wrote it")
         step, attempt = int(details.pop("step")), int(details.pop("attempt"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in details.pop("files").items()}
-        details |= {name: int(details[name]) for name in ("stepped", "world_size") if name in details}
+        details |= {name: int(details[name]) for name in ("stepped", "batches", "world_size") if name in details}
         if "logs" in details:
             details["logs"] = {str(name): int(position) for name, position in details["logs"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
@@ -215,17 +216,7 @@ def prune(newest: Path, keep: int) -> None:
     for path in folders:
         if path.name not in kept:
             with suppress(OSError):  # what cannot be removed does no harm
-                old = path if path.name.endswith(PART) else _discard(path)
-                # First, so that `restore_replaced_checkpoints` never restores half of it.
-                (old / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(old)
-
-
-def _discard(path: Path) -> Path:
-    """Rename a folder, so that it is no checkpoint from now on: removing its files takes longer. Raises OSError."""
-    old = path.with_name(path.name + OLD)
-    shutil.rmtree(old, ignore_errors=True)
-    return path.rename(old)
+                remove(path)
 
 
 def _is_overtaken(checkpoint: Checkpoint, starts: Sequence[Mapping[str, Any]]) -> bool:
@@ -239,11 +230,3 @@ def _checksum(path: Path) -> tuple[int, int]:
         while chunk := stream.read(CHUNK_BYTES):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -21,6 +21,8 @@ from hpc.checkpoint import safe_unpickle, weights
 from hpc.config.errors import ConfigError
 
 States = dict[str, dict[str, Any]]  # by the name of a parameter, then by the name of a state
+# In the state of a schedule, what has a value for each group of parameters.
+OF_GROUPS = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 
 
 def state_by_name(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -105,6 +107,28 @@ def restore(module: nn.Module, optimizer: Optimizer, *, name: str, saved: Mappin
         for group, new in zip(groups, inner.param_groups, strict=True):
             group.update(new)
         inner.param_groups = groups
+
+
+def match_groups(lists: list[list[Any]], module: nn.Module, optimizer: Optimizer, *, saved: Mapping[str, Any]) -> None:
+    """Give lists with a value for each saved group one for each present group: tensor parallelism has more groups."""
+    groups = saved["param_groups"]
+    parameters = {weights.without_compile_prefix(name): parameter for name, parameter in module.named_parameters()}
+    number_of = {parameters[name]: number for number, group in enumerate(groups) for name in group["params"]}
+    numbers = [number_of.get(next(iter(group["params"]), None)) for group in optimizer.param_groups]
+    if numbers == list(range(len(groups))) or None in numbers:
+        return
+    for values in lists:
+        if len(values) == len(groups):
+            values[:] = [values[number] for number in numbers]
+
+
+def lists_of_groups(schedules: list[dict[str, Any]]) -> list[list[Any]]:
+    """Return the lists, in the states of schedules, that have a value for each group of parameters."""
+    found: list[list[Any]] = []
+    for state in schedules:
+        found += [state[key] for key in OF_GROUPS if isinstance(state.get(key), list)]
+        found += lists_of_groups(state.get("_schedulers", []))  # of one after another
+    return found
 
 
 def keeps_whole_state(optimizer: Optimizer) -> bool:

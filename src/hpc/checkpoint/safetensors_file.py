@@ -4,13 +4,13 @@
 """
 
 import json
-import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc.config.errors import ConfigError
+from hpc.system.files import complete_file
 
 if TYPE_CHECKING:
     from hpc.checkpoint.weights import SavedTensor
@@ -45,20 +45,14 @@ def write(tensors: Mapping[str, "SavedTensor"], out: Path, *, notes: Mapping[str
         header[name] = {"dtype": dtype, "shape": list(saved.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        with temporary.open("xb") as stream:
+        with complete_file(out, is_durable=True) as temporary, temporary.open("xb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
             for name in order:
                 stream.write(_read_bytes(tensors[name]))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(out)
     except OSError as error:
         rule, given = "must be a file that can be written", f"{out} ({error.strerror or error})"
         raise ConfigError("OUT", given, rule, "a file in a directory with space for it") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return 8 + len(text) + end
 
 

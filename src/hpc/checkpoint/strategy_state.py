@@ -42,7 +42,7 @@ class CheckpointMixin:
     """Mixin for a strategy: save without blocking training for longer than a copy takes, and restore.
 
     Attributes:
-        after_train_end: called when the callbacks' and the module's own `on_train_end` are done.
+        after_train_start, after_train_end: called when the callbacks' and the module's own hooks of that name are done.
         references: of values of the environment, which may be secrets, and are saved by name only.
     """
 
@@ -52,6 +52,7 @@ class CheckpointMixin:
     precision_plugin: Any
     global_rank: int
     world_size: int
+    after_train_start: Callable[[], object] = staticmethod(lambda: None)
     after_train_end: Callable[[], object] = staticmethod(lambda: None)
     references: Mapping[str, str] = MappingProxyType({})
     _writer: CheckpointWriter | None = None
@@ -184,6 +185,10 @@ class CheckpointMixin:
         for number, optimizer in enumerate(map(_unwrapped, self.optimizers)):
             name, saved = f"optimizer_{number}", checkpoint["optimizer_states"][number]
             optimizer_states.restore(self.lightning_module, optimizer, name=name, saved=saved, path=path)
+            pairs = zip(self.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False)
+            schedules = [state for config, state in pairs if config.scheduler.optimizer is optimizer]
+            lists = [checkpoint["scheduled"][number], *optimizer_states.lists_of_groups(schedules)]
+            optimizer_states.match_groups(lists, self.lightning_module, optimizer, saved=saved)
 
     def _read_non_tensor_state(self, path: Path) -> dict[str, Any]:
         """Return all but the tensors; the rank's own state, if there is one, under RANK_STATE. Raises `ConfigError`."""
@@ -200,7 +205,12 @@ class CheckpointMixin:
     def _is_fitting(self) -> bool:
         return self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
 
-    # The end
+    # The start and the end of training
+
+    def on_train_start(self) -> None:
+        """Called after the callbacks' and the module's own."""
+        super().on_train_start()  # type: ignore[misc]
+        self.after_train_start()
 
     def on_train_end(self) -> None:
         """Called after the callbacks' and the module's own."""

@@ -28,22 +28,18 @@ def load(run_dir: str | Path) -> tuple[LightningModule, LightningDataModule]:
     newest = on_disk.read_manifest(last)
     is_averaged = newest is not None and newest.details.get("averaged")
     data = build_data(cfg)
-    module, rest = _load_module_and_rest(cfg, best if best.exists() and not is_averaged else last)
+    module, rest = load_module(cfg, best if best.exists() and not is_averaged else last)
     if (state := rest.get(type(data).__qualname__)) is not None:
         data.load_state_dict(state)
     return module, data
 
 
-def load_module(cfg: DictConfig, checkpoint: Path) -> LightningModule:
-    """Return the module of a run's config with the weights of a checkpoint, on the CPU, ready to predict.
+def load_module(cfg: DictConfig, checkpoint: Path) -> tuple[LightningModule, dict[str, Any]]:
+    """Return the module of a run's config with the weights of a checkpoint, on the CPU, ready to predict, and the rest.
 
     Raises:
         ConfigError: this code has another network.
     """
-    return _load_module_and_rest(cfg, checkpoint)[0]
-
-
-def _load_module_and_rest(cfg: DictConfig, checkpoint: Path) -> tuple[LightningModule, dict[str, Any]]:
     module = build(cfg.model)
     if is_overridden("configure_model", module):  # as load_from_checkpoint does; without a mesh, nothing is sharded
         module.configure_model()

@@ -154,9 +154,7 @@ def _find_tensors(path: Path) -> dict[str, Fetch]:
         checkpoint = safe_unpickle.load_plain(path)
         state: dict[str, Any] = checkpoint.get("state_dict", checkpoint)
         return {
-            key: (value.dtype, value.shape, partial(_identity, value))
-            for key, value in state.items()
-            if isinstance(value, Tensor)
+            key: (value.dtype, value.shape, value.detach) for key, value in state.items() if isinstance(value, Tensor)
         }
     if (path / ".metadata").is_file():
         return _find_saved_tensors(path)
@@ -167,10 +165,6 @@ def _find_tensors(path: Path) -> dict[str, Fetch]:
         }
     rule = "must be a .ckpt file or a checkpoint folder" if path.exists() else "must be an existing file or folder"
     raise ConfigError("ckpt", path, rule, safe_unpickle.FIX)
-
-
-def _identity(value: Tensor) -> Tensor:
-    return value
 
 
 def _join(pieces: list[Tensor], shape: torch.Size) -> Tensor:

@@ -94,6 +94,8 @@ class CheckpointWriter:
 
         def publish(files: Mapping[str, tuple[int, int]]) -> None:
             self._require_claim()
+            if on_published is None:  # the researcher's own code saves again under the same name
+                on_disk.remove(final)
             on_disk.publish(part, final, files=files, details={**details, "seconds": round(self.seconds, 3)})
             if on_published:
                 self._require_claim()

@@ -1,9 +1,51 @@
-"""The section `cluster` of the config, as sections.py has the others."""
+"""The section `cluster` of the config, as sections.py has the others, with its rules.
 
+They are about what a scheduler is asked for, and what stands in a job script.
+"""
+
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hpc.config import cluster_rules
-from hpc.config.errors import raise_problems
+from hpc.config.errors import CONTROL_CHARACTERS, ConfigError, raise_problems
+from hpc.config.value_rules import at_least, one_of
+from hpc.config.walltime import format_walltime, walltime_seconds
+
+Problems = Iterator[ConfigError | None]
+
+# The options that every job script has, as patterns, and the key of the config that sets each.
+SCRIPT_OPTIONS = {
+    "slurm": {
+        "--nodes|-N": "trainer.num_nodes=",
+        "--ntasks|-n|--ntasks-per-node|--gpus|-G|--gpus-per-node": "trainer.devices=",
+        "--cpus-per-task|-c": "cluster.cores_per_gpu=",
+        "--time|-t": "cluster.time=",
+        "--mem": "cluster.memory_gb=",
+        "--account|-A": "cluster.account=",
+        "--partition|-p": "cluster.partition=",
+        "--qos|-q": "cluster.qos=",
+        "--constraint|-C": "cluster.constraint=",
+        "--job-name|-J": "name=",
+        "--array|-a": "submit.py --multirun",
+        "--output|-o|--open-mode": "run_dir=",
+        "--requeue|--no-requeue": "faults.retries=",
+        "--signal": "checkpoint.every_minutes=",
+    },
+    "pbs": {
+        "-l *select": "trainer.num_nodes=, trainer.devices=",
+        "-l *walltime": "cluster.time=",
+        "-A": "cluster.account=",
+        "-q": "cluster.partition=",
+        "-N": "name=",
+        "-J": "submit.py --multirun",
+        "-o|-j|-k|-e": "run_dir=",
+        "-r": "faults.retries=",
+    },
+}
+WORD_KEYS = ("name", "account", "partition", "qos", "constraint", "interface")
+LINE_KEYS = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
+# $NAME or ${NAME}, and what stands there for ${oc.env:NAME} and ${oc.env:NAME,default}.
+BASH_VARIABLE = r'\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(?:[?-][^"`\\${}]*)?\}'
 
 
 @dataclass
@@ -58,4 +100,110 @@ class ClusterConfig:
     chain: int = 1  # pbs: number of jobs to queue one after the other; each runs only if the run is not finished
 
     def __post_init__(self) -> None:
-        raise_problems(cluster_rules.problems(self))
+        raise_problems(_problems(self))
+
+
+def _problems(cluster: ClusterConfig) -> Problems:
+    """Yield the errors of the section."""
+    yield one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
+    yield from _word_problems(cluster)
+    yield _login_host_problem(cluster.login_host)
+    yield from _line_problems(cluster)
+    yield _node_local_problem(cluster.node_local)
+    yield from _option_problems(cluster)
+    yield from _environment_problems(cluster)
+    yield _time_problem(cluster)
+    yield _launcher_problem(cluster)
+    for key in ("chain", "rendezvous_seconds"):
+        yield at_least(f"cluster.{key}", getattr(cluster, key), 1)
+    if cluster.scheduler == "slurm" and (cluster.chain or 1) > 1:
+        rule = "must be 1 on Slurm, which itself requeues a job that has not finished its run"
+        yield ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
+
+
+def _login_host_problem(host: str | None) -> ConfigError | None:
+    """Return the error of a name of a login node. It stands in a line that people copy into their shells."""
+    if host and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
+        rule = "must be the name of a machine, as ssh takes it: letters, digits, dots and dashes"
+        return ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
+    return None
+
+
+def _key_of_option(option: str, scheduler: str | None) -> str | None:
+    """Return the key of the config that sets an option of all job scripts; None if they do not have this option."""
+    for patterns, key in SCRIPT_OPTIONS.get(scheduler or "", {}).items():
+        for pattern in patterns.split("|"):
+            if re.match(pattern if len(pattern) == 2 else rf"{pattern}(?![\w-])", option):
+                return key
+    return None
+
+
+def _word_problems(cluster: ClusterConfig) -> Problems:
+    for key in WORD_KEYS:
+        word = getattr(cluster, key) or ""
+        if re.search(r"[^!-~]|[\"'`\\$#;]", word):
+            rule = "must be one word as the scheduler lists it, without quotes"
+            yield ConfigError(f"cluster.{key}", repr(word), rule, f"cluster.{key}=<{key}>")
+
+
+def _line_problems(cluster: ClusterConfig) -> Problems:
+    """Yield the errors of values that become lines of a job script, or parts of one."""
+    lines: list[tuple[str, object]] = [("options", line) for line in cluster.options or ()]
+    lines += [(key, getattr(cluster, key) or "") for key in LINE_KEYS]
+    for key, line in lines:
+        if not isinstance(line, str) or CONTROL_CHARACTERS.search(line) or "\n" in line:
+            rule = "must be text of one line, without control characters; options is a list of such lines"
+            yield ConfigError(f"cluster.{key}", repr(line), rule, "one list entry per line")
+
+
+def _node_local_problem(folder: str | None) -> ConfigError | None:
+    """Return the error of a folder on a node. It stands between double quotes, and bash must run nothing in it."""
+    plain, text = None, folder or ""
+    while text != plain:  # from the inside out: a default of `${oc.env:}` may be another variable
+        plain, text = text, re.sub(BASH_VARIABLE, "", text, flags=re.ASCII)
+    if re.search(r'["`\\$]', text):
+        rule = "must be a folder, in which $NAME or ${NAME} stands for an environment variable"
+        return ConfigError("cluster.node_local", repr(folder), rule, "cluster.node_local='$TMPDIR'")
+    return None
+
+
+def _option_problems(cluster: ClusterConfig) -> Problems:
+    """Yield the errors of options that repeat one of the job script.
+
+    The scheduler would obey the later one, and the rest of the config would not follow.
+    """
+    for option in filter(lambda option: isinstance(option, str), cluster.options or ()):
+        if key := _key_of_option(option, cluster.scheduler):
+            rule = f"must not set what the job script already has from {key.rstrip('=')}"
+            yield ConfigError("cluster.options", option, rule, f"{key}, and without this option")
+
+
+def _environment_problems(cluster: ClusterConfig) -> Problems:
+    for name, value in (cluster.env or {}).items():
+        ends_quotes = re.search(r'["`\\\n]|\$\(', str(value)) or CONTROL_CHARACTERS.search(str(value))
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or ends_quotes:
+            rule = "must be NAME: value, with a value that can stand between double quotes in the job script"
+            fix = "leave out quotes, backslashes and commands; $VARIABLES are expanded"
+            yield ConfigError(f"cluster.env.{name}", repr(value), rule, fix)
+
+
+def _launcher_problem(cluster: ClusterConfig) -> ConfigError | None:
+    """Return the error of a launcher of PBS that does not start one process for each device."""
+    launcher = cluster.launcher
+    if cluster.scheduler != "pbs" or launcher in (None, "pbs_tmrsh") or "{ranks}" in launcher:
+        return None
+    rule = "must start one process per device: pbs_tmrsh, or a command of the site with {ranks}, their number"
+    fix = "cluster.launcher=pbs_tmrsh, or 'mpiexec -n {ranks} --ppn {tasks}' in the cluster's file"
+    return ConfigError("cluster.launcher", launcher, rule, fix)
+
+
+def _time_problem(cluster: ClusterConfig) -> ConfigError | None:
+    try:
+        seconds = walltime_seconds("cluster.time", cluster.time) if cluster.time is not None else 0
+        max_seconds = walltime_seconds("cluster.max_time", cluster.max_time) if cluster.max_time else seconds
+    except ConfigError as error:
+        return error
+    if seconds <= max_seconds:
+        return None
+    rule = f"must be at most {cluster.max_time}, the longest time of a job on cluster={cluster.name}"
+    return ConfigError("cluster.time", cluster.time, rule, f"cluster.time={format_walltime(max_seconds)}")

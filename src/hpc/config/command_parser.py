@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config.compose import config_groups, initialize_hydra, select_overrides
-from hpc.config.errors import ArgumentParser, ConfigError, first_line
+from hpc.config.errors import ArgumentParser, ConfigError, first_line, make_printable
 from hpc.config.project import CONFIGS
 from hpc.config.typed_words import in_hydras_grammar
 
@@ -112,5 +112,6 @@ def print_config(cfg: DictConfig, arguments: argparse.Namespace) -> NoReturn:
     node = OmegaConf.select(cfg, package) if package else cfg
     if not OmegaConf.is_config(node):
         raise ConfigError("--package", package, "must name a part of the config with keys", "--package trainer")
-    print((f"# @package {package}\n" if package else "") + OmegaConf.to_yaml(node, resolve=arguments.resolve), end="")
+    header = f"# @package {package}\n" if package else ""
+    print(make_printable(header + OmegaConf.to_yaml(node, resolve=arguments.resolve)), end="")
     sys.exit(0)

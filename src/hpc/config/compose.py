@@ -85,8 +85,10 @@ def with_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig | None:
     """Return a copy of a composed config with other values of its keys; None if it must be composed anew."""
     copy, words = cfg.copy(), [typed_words.in_hydras_grammar(override) for override in overrides]
     for override, word in zip(OverridesParser.create().parse_overrides(words), words, strict=True):
-        is_plain = not (override.is_delete() or override.is_add() or override.package)
-        if not is_plain or isinstance(override.value(), dict) or typed_words.CODE_KEYS.search(word) or "ckpt=" in word:
+        changes_keys = override.is_delete() or override.is_add() or override.package
+        is_read_later = override.key_or_group in trainer_arguments.READ_KEYS or "ckpt=" in word
+        names_code = isinstance(override.value(), dict) or typed_words.CODE_KEYS.search(word)
+        if changes_keys or is_read_later or names_code:
             return None
         try:
             OmegaConf.update(copy, override.key_or_group, override.value())

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Control characters, except line feed and tab, which a terminal obeys; and marks that change the direction of text.
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
+MAX_NAMES = 4  # of a list in a message
+
 
 def make_printable(text: str, also: str = "") -> str:
     """Return text of any origin without control characters: they are written out, as `\\x1b`.
@@ -180,6 +182,12 @@ def suggest_key(key: str, keys: Iterable[str], prefix: str = "") -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if it has no message."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join the first names of parameters or buffers by commas, and say how many more there are."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def join_key(prefix: str, key: str) -> str:

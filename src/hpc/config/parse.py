@@ -33,16 +33,14 @@ def parse(node: DictConfig, *, needs_data: bool = True, for_job: bool = False) -
     Raises:
         ConfigError: all problems at once. Arguments of classes, which need an import, are read if there are no others.
     """
-    if (
-        for_job and OmegaConf.select(node, "cluster.scheduler") is None
-    ):  # other rules would ask for its cluster's values
+    if for_job and OmegaConf.select(node, "cluster.scheduler") is None:
+        # Other rules would ask for the values of its cluster.
         rule = "must be a cluster with a scheduler"
         fix = "cluster=<one of --help>, or python train.py to train here"
         raise ConfigError("cluster", node.cluster.name, rule, fix)
-    problems = list(_incomplete(node, needs_data=needs_data, for_job=for_job))
-    problems += (
-        _guarded(trainer_arguments.argument_problems, node) if isinstance(node.get("trainer"), DictConfig) else []
-    )
+    problems: list[ConfigError | None] = list(_incomplete(node, needs_data=needs_data, for_job=for_job))
+    if isinstance(node.get("trainer"), DictConfig):
+        problems += _guarded(trainer_arguments.argument_problems, node)
     sections: dict[str, Any] = {}
     for name in section_parser.SECTIONS:
         section, errors = section_parser.parse_section(name, _get(node, name))

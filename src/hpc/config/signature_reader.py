@@ -97,20 +97,27 @@ def _of_inits(kinds: list[type]) -> Signature:
     own = _of_parameters(inspect.signature(init), skip=1)
     if not own.accepts_any or not is_project_code(kinds[0].__module__) or len(kinds) == 1:
         return own
-    base, filled = _of_inits(kinds[1:]), _filled_in_super(init)
+    if (filled := _filled_in_base(init)) is None:
+        return own
+    base = _of_inits(kinds[1:])
     inherited = {name: annotation for name, annotation in base.parameters.items() if name not in filled}
     required = own.required + [name for name in base.required if name in inherited and name not in own.parameters]
     return Signature(inherited | own.parameters, required, base.accepts_any)
 
 
-def _filled_in_super(init: Any) -> set[str]:
-    """Return the names of the arguments that a class itself gives in `super().__init__(name=...)`."""
+def _filled_in_base(init: Any) -> set[str] | None:
+    """Return the arguments that a class itself gives in `super().__init__(name=..., **more)`; None without such a call.
+
+    A function that was put in the place of the class's own passes its arguments on to that one, which nobody can find.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(init))))
     except (OSError, SyntaxError, TypeError):  # made by code
-        return set()
+        return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {k.arg for call in calls if ast.unparse(call.func) == "super().__init__" for k in call.keywords if k.arg}
+    of_base = [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
+    passed_on = [call for call in of_base if any(keyword.arg is None for keyword in call.keywords)]
+    return {keyword.arg for call in of_base for keyword in call.keywords if keyword.arg} if passed_on else None
 
 
 def _of_parameters(signature: inspect.Signature, skip: int = 0) -> Signature:

@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from hpc.config.defaults import all_defaults
 from hpc.config.errors import ConfigError, first_line, join_key, make_printable, suggest_key
 from hpc.config.project import PROJECT, child_environment, config_files, is_project_code, project_name, source_file
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
+from hpc.system.files import write_atomically
 
 MAX_VERSIONS = 4  # of a target that are remembered: projects of the same name, or two branches in turn
-is_training = False  # whether this process imports the classes anyway
+# Whether this process imports the classes anyway. It remembers none: it may have patched them, which files do not show.
+is_training = False
 _known: dict[str, "Signature | ConfigError"] = {}  # in this process
 
 
@@ -81,7 +85,8 @@ def learn(targets: Iterable[str]) -> None:
         _known[target] = Signature(**answer["signature"])
         if answer["read_from"] is not None:
             memory[target] = [answer, *memory.get(target, ())][:MAX_VERSIONS]
-    _write_memory(memory)
+    if not is_training:
+        _write_memory(memory)
 
 
 def find_targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
@@ -124,17 +129,26 @@ def is_compatible(value: object, annotation: str) -> bool:
 
 
 def remember_all() -> None:
-    """Read the signatures of all targets that the files of configs/ name, so that later checks import nothing.
+    """Read the signatures of all targets that configs/ and the defaults name, so that later checks import nothing.
 
     A file that is no YAML, or names what cannot be found, concerns only a run that uses it.
     """
+    targets_by_file: dict[Path, list[str]] = {}
     for file in config_files():
         try:
-            for _, node in find_targets(OmegaConf.to_container(load_yaml(file), resolve=False)):
-                read_signature(node["_target_"])
-        except (ConfigError, *YAML_ERRORS) as error:
-            text = f"note: a run that uses {file} will be rejected: {first_line(error)}"
-            print(make_printable(text), file=sys.stderr)
+            nodes = find_targets(OmegaConf.to_container(load_yaml(file), resolve=False))
+            targets_by_file[file] = [node["_target_"] for _, node in nodes]
+        except YAML_ERRORS as error:
+            _note_rejection(file, error)
+    of_defaults = [node["_target_"] for _, node in find_targets(all_defaults())]
+    learn(chain(of_defaults, *targets_by_file.values()))
+    for file, targets in targets_by_file.items():
+        if error := next((known for known in map(_known.get, targets) if isinstance(known, ConfigError)), None):
+            _note_rejection(file, error)
+
+
+def _note_rejection(file: Path, error: Exception) -> None:
+    print(make_printable(f"note: a run that uses {file} will be rejected: {first_line(error)}"), file=sys.stderr)
 
 
 def stamp(module: str) -> tuple[str, str] | None:
@@ -214,11 +228,8 @@ def _write_memory(memory: dict[str, list[dict[str, Any]]]) -> None:
     with suppress(OSError):  # a home that is full or read-only: the next process imports again
         if file := _memory_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(memory, indent=1), encoding="utf-8")
-            temporary.replace(file)
+            write_atomically(file, json.dumps(memory, indent=1))
 
 
 if __name__ == "__main__":
-    is_training = True  # one process reads them all
     remember_all()

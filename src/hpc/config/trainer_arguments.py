@@ -13,6 +13,9 @@ PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-t
 # Other names of these in Lightning.
 PRECISION_ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
 ALL_DEVICES = ("auto", "-1", -1)
+# Keys from which `read_as_lightning` sets arguments.
+READ_KEYS = {"trainer.precision", "trainer.accelerator", "trainer.devices"}
+READ_KEYS |= {"cluster.accelerator", "cluster.gpus_per_node", "cluster.scheduler"}
 # Arguments that train.py builds, and where the config sets them.
 BUILT_BY_TRAIN = {
     "logger": "logger=csv, or logger=null for none",

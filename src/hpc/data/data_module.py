@@ -1,24 +1,27 @@
 """From a dataset to batches on the device: the same samples in the same global order in every layout."""
 
 import os
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from hpc.config.errors import ConfigError
+from hpc.data.batch_parts import TrainingRanges, batch_ranges
 from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.image_files import SPLITS
-from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, RepeatedBatchSampler, uniform_per_sample
-from hpc.data.shared_loaders import data_rank_and_size
+from hpc.data.position import accumulation_schedule
+from hpc.data.rank_steps import DataRank, data_rank_and_size
+from hpc.data.sample_order import ARRAYS, SampleOrder
 from hpc.launch import placement
 from hpc.run.signals import block_signals_in_worker
+from hpc.state.randomness import uniform_per_sample
 
 
 class DataModule(L.LightningDataModule):
@@ -26,9 +29,9 @@ class DataModule(L.LightningDataModule):
 
     A dataset is indexed by one int and returns (input, target). If it also has `__getitems__(indices)`, that returns
     the stacked (inputs, targets) of many indices at once, which is faster. Random numbers of torch, numpy or Python
-    that a dataset draws are a function of (seed, epoch, sample index), or in `__getitems__` of the first index; a
-    resumed run draws the same ones. A dataset that draws none sets `draws = False` and has `__getitems__` for an int64
-    array. That is faster again: a thread may fetch its batches ahead.
+    that a dataset draws are a function of (seed, epoch, place of the sample in the epoch), or in `__getitems__` of the
+    first place; a resumed run draws the same ones. A dataset that draws none sets `draws = False` and has
+    `__getitems__` for an int64 array. That is faster again: a thread may fetch its batches ahead.
 
     Args:
         num_workers: processes that fetch batches; null: one less than the cores of this process. Samples that are
@@ -83,15 +86,12 @@ class DataModule(L.LightningDataModule):
         for split in ("val", "test"):  # before training, not after it
             reject_few_samples(split, len(self._indexed_dataset(split)), num_ranks=self._data_rank()["num_ranks"])
         self._note_missing_test_split()
-        overfits = getattr(self.trainer, "overfit_batches", 0) > 0
-        sampler = (RepeatedBatchSampler if overfits else GlobalOrderSampler)(
-            len(dataset),
-            self.global_batch_size,
-            accumulate=self._micro_batches_per_step(),
-            seed=self.seed,
-            **self._data_rank(),
-        )
-        return self._make_loader(dataset, sampler)
+        batch_size, place = self._micro_batch_size(), self._data_rank()
+        num_steps = len(dataset) // self.global_batch_size  # an incomplete last batch is left out
+        num_samples = num_steps * self._micro_batches_per_step() * place["num_ranks"] * batch_size
+        parts, samples = TrainingRanges(num_samples, batch_size, **place), RandomSampler(range(len(dataset)))
+        repeats = getattr(self.trainer, "overfit_batches", 0) > 0
+        return self._make_loader(dataset, samples, parts, batch_size=batch_size, repeats_first_epoch=repeats, **place)
 
     def val_dataloader(self) -> DataLoader:
         return self._eval_loader("val")
@@ -135,15 +135,16 @@ class DataModule(L.LightningDataModule):
 
     def _eval_loader(self, split: str) -> DataLoader:
         dataset, place = self._indexed_dataset(split), self._data_rank()
-        batch_size = max(1, self.global_batch_size // (place["num_ranks"] * self._micro_batches_per_step()))
-        return self._make_loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
+        batch_size, samples = self._micro_batch_size(), SequentialSampler(range(len(dataset)))
+        parts = batch_ranges(len(dataset), batch_size, **place)
+        return self._make_loader(dataset, samples, parts, batch_size=batch_size, **place)
 
-    def _make_loader(self, dataset: IndexedDataset, sampler: Any) -> DataLoader:
+    def _make_loader(self, dataset: IndexedDataset, samples: Any, parts: Sequence[range], **order: Any) -> DataLoader:
         num_workers = self._num_workers()
         # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
         loader = BatchLoader(
             dataset,
-            sampler=sampler,
+            sampler=SampleOrder(samples, parts, seed=self.seed, gives=ARRAYS, **order),
             batch_size=None,
             num_workers=num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -163,14 +164,16 @@ class DataModule(L.LightningDataModule):
         num_ranks = self.trainer.num_devices if self.trainer is not None else 1
         return max(1, placement.num_usable_cores(num_ranks, os.environ) - 1)
 
+    def _micro_batch_size(self) -> int:
+        return max(1, self.global_batch_size // (self._data_rank()["num_ranks"] * self._micro_batches_per_step()))
+
     def _micro_batches_per_step(self) -> int:
         """Return the number of micro-batches in a global batch. A schedule accumulates whole global batches: 1."""
-        callbacks = getattr(self.trainer, "callbacks", [])
-        if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+        if self.trainer is None or accumulation_schedule(self.trainer):
             return 1  # beside a schedule, Lightning requires accumulate_grad_batches=1
-        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+        return self.trainer.accumulate_grad_batches
 
-    def _data_rank(self) -> dict[str, int]:
+    def _data_rank(self) -> DataRank:
         """Return this process's rank among those that get different samples (tensor-parallel ranks share theirs)."""
         return data_rank_and_size(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
 

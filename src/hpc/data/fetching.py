@@ -1,24 +1,24 @@
 """Batches as a loader fetches them: whole, with the random numbers of their samples, and ahead of a GPU."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hpc.config.errors import ConfigError
-from hpc.data.prefetch import prefetch
-from hpc.data.sample_randomness import fetches_together
-from hpc.data.sampler import ResumableLoader, sample_seeds
-from hpc.state import randomness
+from hpc.data.sample_order import EpochIndex
+from hpc.data.sample_randomness import SeededSamples, as_it_is, fetches_together
+
+END = object()
 
 
-class BatchLoader(ResumableLoader):
+class BatchLoader(DataLoader):
     """A loader of whole batches. Without worker processes this process fetches them, without the loader's overhead.
 
     A thread may then fetch and pin batches ahead, so that a GPU does not wait. It is not used on a CPU, where it would
@@ -37,53 +37,46 @@ class BatchLoader(ResumableLoader):
         pins = self.pin_memory and torch.cuda.is_available()
         if self.num_ahead and pins:
             torch.cuda.set_device(self.device)  # a new thread would pin memory for the first GPU of the node
-        for epoch_and_indices in self.sampler:
-            batch = self.dataset[epoch_and_indices]
+        for indices in self.sampler:
+            batch = self.dataset[indices]
             yield tuple(tensor.pin_memory() for tensor in batch) if pins and isinstance(batch, tuple) else batch
 
 
 class IndexedDataset(Dataset):
-    """A dataset that is indexed by (epoch, indices) and returns (inputs, targets, indices).
+    """A dataset that is indexed by an `EpochIndex` of an array and returns (inputs, targets, indices).
 
     A `ConfigError` is returned, not raised: a DataLoader worker would turn it into a RuntimeError with another message.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+        self.dataset = dataset
         self.draws = getattr(dataset, "draws", not isinstance(dataset, TensorDataset))  # random numbers
+        collate = as_it_is if fetches_together(dataset) else _stack
+        self.seeded = SeededSamples(dataset, collate, seed=seed) if self.draws else None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, batch: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | ConfigError:
-        epoch, indices = batch
+    def __getitem__(self, batch: EpochIndex) -> tuple[Tensor, Tensor, Tensor] | ConfigError:
         try:
-            inputs, targets = self._samples(epoch, indices)
+            inputs, targets = self._samples(batch)
         except ConfigError as error:
             return error
-        return inputs, targets, torch.from_numpy(indices)
+        return inputs, targets, torch.from_numpy(batch.index)
 
-    def _samples(self, epoch: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _samples(self, batch: EpochIndex) -> tuple[Tensor, Tensor]:
+        if self.seeded is not None:
+            places = range(batch.place, batch.place + len(batch.index))
+            return self.seeded.fetch(batch.epoch, batch.index.tolist(), places=places)
         if isinstance(self.dataset, TensorDataset):
-            inputs, targets = self.dataset[torch.from_numpy(indices)]
+            inputs, targets = self.dataset[torch.from_numpy(batch.index)]
             return inputs, targets
-        if not self.draws:
-            return self.dataset.__getitems__(indices)
-        index_list = indices.tolist()
-        with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
-            return self._samples_with_draws(index_list, sample_seeds(self.seed, epoch, indices=index_list))
+        return self.dataset.__getitems__(batch.index)
 
-    def _samples_with_draws(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
-        if fetches_together(self.dataset):
-            randomness.seed_host(seeds[0])
-            return self.dataset.__getitems__(indices)
-        samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-        inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
-        return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
 
-    def _sample(self, index: int, seed: int) -> Any:
-        randomness.seed_host(seed)
-        return self.dataset[index]
+def _stack(samples: list[Any]) -> tuple[Tensor, Tensor]:
+    inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
+    return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
 
 
 def empty_batch(shape: Sequence[int], dtype: type[np.generic]) -> Tensor:
@@ -103,3 +96,43 @@ def copy_to_tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
 
 
 _has_gpu = cache(torch.cuda.is_available)
+
+
+def prefetch(batches: Iterable[Any], num: int) -> Iterator[Any]:
+    """Yield the same batches in the same order, while up to `num` more wait in a queue. Raise what fetching raises."""
+    fetched: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num)
+    stop = threading.Event()
+    thread = threading.Thread(target=_fetch, args=(batches, fetched, stop), daemon=True, name="prefetch batches")
+    thread.start()
+    try:
+        while True:
+            batch, error = fetched.get()
+            if error is not None:
+                raise error
+            if batch is END:
+                return
+            yield batch
+    finally:  # also when an epoch is left in the middle
+        stop.set()
+        while thread.is_alive():
+            _empty(fetched)
+            thread.join(0.01)
+
+
+def _fetch(batches: Iterable[Any], fetched: queue.Queue[Any], stop: threading.Event) -> None:
+    try:
+        for batch in batches:
+            fetched.put((batch, None))
+            if stop.is_set():
+                return
+        fetched.put((END, None))
+    except BaseException as error:
+        fetched.put((None, error))
+
+
+def _empty(fetched: queue.Queue[Any]) -> None:
+    try:
+        while True:
+            fetched.get_nowait()
+    except queue.Empty:
+        pass

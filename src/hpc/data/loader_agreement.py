@@ -9,9 +9,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
-from hpc.data import noted_batches
 from hpc.data.map_loaders import loader_error
-from hpc.data.rank_samplers import RankSampler
+from hpc.data.sample_order import order_of
 from hpc.data.stream_loader import StreamLoader, is_map_style, stream_of
 from hpc.data.stream_sharing import NOTHING, RANKS
 
@@ -34,8 +33,8 @@ def reject_differing_orders(loaders: Any, group: Any, *, split: str) -> None:
             _reject_other_split(stream, group)
         if group and is_map_style(loader):
             _reject_differing_lengths(loader, group, split=split)
-        shared = noted_batches.recorded_sampler(loader)
-        if not group or not isinstance(shared, RankSampler) or shared.is_compared or shared.checksum is None:
+        shared = order_of(loader)
+        if not group or shared is None or not shared.is_shared or shared.is_compared or shared.checksum is None:
             continue
         shared.is_compared = True
         least, most = extremes(shared.checksum, group)

@@ -1,37 +1,38 @@
 """Loaders of a resumed run are made from what they were made from at first.
 
 A hook that makes loaders may count its calls, take the next file of a list, or draw a part of the data. What it draws
-follows from (seed, split, epoch). Attributes that it changes are recorded as they were just before: a resume sets them,
-makes the loaders, and sets all attributes to what they were when the run was saved.
+follows from (seed, split, epoch). Attributes are recorded as they were just before: a resume sets these, makes the
+loaders, and then sets all attributes to what they were when the run was saved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpc.data.rank_steps import run_seed
-from hpc.state import plain_forms, randomness
-from hpc.state.batch_effects import MODULE, FetchEffects
+from hpc.state import attributes, randomness
+from hpc.state.attributes import ChangedAttributes, InitialAttributes, Place
+from hpc.state.batch_effects import OF_ALL, AttributeEffects
 
 # Names in Lightning's loops.
 LAST_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}
 IS_DUE = {"train": "_should_reload_train_dl", "val": "_should_reload_val_dl"}
-Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name and plain form of changed attributes
+MAX_ENTRIES = 1_000_000  # of a container, array or tensor that is copied before loaders are made
+Notes = dict[str, dict[str, Any]]  # of each split: the epoch, and owner, name and plain form of attributes
 
 
-class MakingEffects(FetchEffects):
-    """The attributes before loaders were made, also of the module and of its parts."""
+class RecordsInitialValues(Protocol):
+    """The attributes as the constructor and `setup` gave them, see `InitialValues`."""
 
-    owners = (*FetchEffects.owners, MODULE)
-    max_entries = 1_000_000
+    def given(self, trainer: L.Trainer, module: L.LightningModule) -> InitialAttributes: ...
 
-    def present(self, changed: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
-        """Return these attributes with their present values."""
-        places = {(owner, name) for owner, name, _ in changed}
-        watched = ((owner, name, get(name)) for owner, name, get in self._watched if (owner, name) in places)
-        return [(owner, name, plain_forms.to_plain_on_host(value)) for owner, name, value in watched]
+    def record_made(
+        self, trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes, noted: set[Place]
+    ) -> set[Place]: ...
 
 
 class LoaderMaking:
@@ -39,15 +40,18 @@ class LoaderMaking:
 
     Attributes:
         notes: of the loaders that exist.
-        again: the result of `state` of an earlier attempt, for loaders that are still to be made.
+        again: the result of `state` of an earlier attempt, for loaders that are still to be made. A note with `is_new`
+            has the attributes for loaders that the earlier attempt has not made.
+        changed: places of attributes that the last making of training loaders has changed.
     """
 
-    def __init__(self, trainer: L.Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: L.Trainer, initial: RecordsInitialValues) -> None:
+        self.trainer, self.initial = trainer, initial
         self.loops = {"train": trainer.fit_loop, "val": trainer.fit_loop.epoch_loop.val_loop}
         self.notes: Notes = {}
         self.again: Notes = {}
-        self._effects = MakingEffects(trainer)
+        self.changed: set[Place] = set()
+        self._effects = AttributeEffects(trainer, max_entries=MAX_ENTRIES)
         for split, loop in self.loops.items():
             # Lightning has no hook for this. It calls `setup_data` whenever new loaders may be needed.
             loop.setup_data = partial(self._make, split, loop, loop.setup_data)  # type: ignore[method-assign]
@@ -77,15 +81,25 @@ class LoaderMaking:
         if loop._combined_loader is not None and not getattr(loop, IS_DUE[split]):
             return set_up()
         note, effects, loaders = self._take_note(split), self._effects, loop._combined_loader
-        effects.begin_epoch()
+        trainer, module = self.trainer, self.trainer.lightning_module
+        given = self.initial.given(trainer, module)
+        effects.choose()
         present = effects.present(note["changed"]) if note else []
-        effects.to_restore = {"random": None, "of_data": note["changed"]} if note else None
-        effects.restore_and_capture()
-        with randomness.drawn_apart(run_seed(), split, note["epoch"] if note else self.trainer.current_epoch):
+        if note:
+            effects.restore(note["changed"])
+        is_again = note is not None and not note.get("is_new")
+        before = attributes.record_initial(trainer, module)
+        noted = [] if is_again else _small(attributes.find_changed(trainer, module, initial=given))
+        effects.capture()
+        with randomness.drawn_apart(run_seed(), split, note["epoch"] if note else trainer.current_epoch):
             set_up()
         if loop._combined_loader is loaders:
             return
-        self.notes[split] = note or {"changed": effects.changed()}
+        self.notes[split] = note if note and is_again else {"changed": [*noted, *effects.changed()]}
+        places = {(owner, name) for owner, name, _ in self.notes[split]["changed"]}
+        made = self.initial.record_made(trainer, module, before=before, noted=places)
+        if split == "train":
+            self.changed = made
         if note:
             setattr(loop, LAST_EPOCH[split], note["epoch"])
         if note and split == "val":  # those of training are set when it starts
@@ -97,3 +111,14 @@ class LoaderMaking:
         if split not in self.again or self.trainer.current_epoch < self.again[split]["epoch"]:
             return None
         return self.again.pop(split)
+
+
+def _small(changed: ChangedAttributes) -> list[tuple[str, str, Any]]:
+    """Return the attributes that loaders may be made of, can be saved, and are not large."""
+    small = []
+    for owner, name, form in changed:
+        leaves = tree_leaves(form)
+        num_entries = len(leaves) + sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+        if owner.startswith(OF_ALL) and num_entries <= MAX_ENTRIES and not attributes.is_unsaved(form):
+            small.append((owner, name, form))
+    return small

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # Lightning calls the first at each epoch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from hpc.config.errors import ConfigError
-from hpc.data.rank_samplers import RankBatchSampler
-from hpc.data.sampler import GlobalOrderSampler, ResumableLoader
+from hpc.data.rank_steps import data_rank_and_size
+from hpc.data.sample_order import ARRAYS, order_of
+from hpc.privates.lightning import set_sampler_epoch
+from hpc.state import randomness
 
 EVALUATION_LIMITS = ("limit_val_batches", "limit_test_batches")
 
@@ -107,11 +109,13 @@ def start_at(trainer: L.Trainer, start: DataPosition) -> None:
     combined: Any = loop._combined_loader
     repeats_shorter = combined._mode == "max_size_cycle"  # a loader that has ended begins again
     for loader in combined.flattened:
-        _set_sampler_epoch(loader, start.epoch)
-        if isinstance(loader, ResumableLoader):
-            done = start.batches % len(loader) if repeats_shorter else min(start.batches, len(loader))
-            loader.load_state_dict({"epoch": start.epoch, "batches": done})
-    iter(loop._data_fetcher)  # type: ignore[call-overload]
+        set_sampler_epoch(loader, start.epoch)
+        if (order := order_of(loader)) is not None:
+            done = start.batches % len(order) if repeats_shorter else min(start.batches, len(order))
+            order.go_to(start.epoch, done)
+    generators = [generator for loader in combined.flattened if (generator := getattr(loader, "generator", None))]
+    with randomness.kept(generators):  # from which each iterator draws a seed: the run has done so once in this epoch
+        iter(loop._data_fetcher)  # type: ignore[call-overload]
     combined._iterator._idx = start.batches
     if repeats_shorter:
         lengths = [sized_len(loader) for loader in combined.flattened]
@@ -125,18 +129,13 @@ def micro_batches_per_step(trainer: L.Trainer, epoch: int) -> int:
 
 
 def accumulation_schedule(trainer: L.Trainer) -> GradientAccumulationScheduler | None:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])  # a trainer outside of training has none
     return next((callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)), None)
 
 
 def samples_per_micro_batch(trainer: L.Trainer) -> list[int]:
     """Return for each training loader how many samples all ranks together take from it at a time."""
-    return [
-        loader.sampler.micro_batch_size * loader.sampler.num_ranks
-        if isinstance(getattr(loader, "sampler", None), GlobalOrderSampler)
-        else (getattr(loader, "batch_size", None) or 1) * num_data_ranks(trainer)
-        for loader in training_loaders(trainer)
-    ]
+    return [(_batch_size(loader) or 1) * num_data_ranks(trainer) for loader in training_loaders(trainer)]
 
 
 def describe_batch_size(trainer: L.Trainer, *, configured: int | None) -> str:
@@ -158,9 +157,10 @@ def describe_batch_size(trainer: L.Trainer, *, configured: int | None) -> str:
 
 def _batch_size(loader: Any) -> int | None:
     """Return the samples of a batch of this rank; None if the loader does not say."""
-    sampler = getattr(loader, "sampler", None)
-    is_own = isinstance(sampler, GlobalOrderSampler)
-    return sampler.micro_batch_size if is_own else getattr(loader, "batch_size", None)
+    order = order_of(loader)
+    if order is not None and order.gives == ARRAYS:
+        return order.batch_size
+    return getattr(loader, "batch_size", None)
 
 
 def validation_samples(trainer: L.Trainer) -> list[int] | None:
@@ -185,12 +185,13 @@ def training_loaders(trainer: L.Trainer) -> list[Any]:
 
 def has_global_order(loader: Any) -> bool:
     """Return whether the order of a loader's samples is the same on any number of ranks."""
-    return isinstance(getattr(loader, "sampler", None), GlobalOrderSampler | RankBatchSampler)
+    order = order_of(loader)
+    return order is not None and order.is_shared
 
 
 def num_data_ranks(trainer: L.Trainer) -> int:
     """Return the number of ranks that get different samples."""
-    return (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    return data_rank_and_size(trainer.strategy)["num_ranks"]
 
 
 def to_int_if_finite(number: float | None) -> int | None:

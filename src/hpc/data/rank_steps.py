@@ -2,20 +2,26 @@
 
 import os
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor
 from torchmetrics import Metric
 
-from hpc.data.noted_batches import recorded_sampler
-from hpc.data.rank_samplers import RankBatchSampler
+from hpc.data.sample_order import SampleOrder, order_of
 from hpc.data.without_trace import logged_without_weight, without_trace
 from hpc.state import randomness
-from hpc.state.batch_effects import has_transfer_hooks
+from hpc.state.batch_effects import OF_ALL, BatchEffects, has_transfer_hooks
 
 
-def data_rank_and_size(strategy: Any) -> dict[str, Any]:
-    """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
+class DataRank(TypedDict):
+    """A process among those that get different samples. Ranks of a tensor-parallel group are one."""
+
+    rank: int
+    num_ranks: int
+
+
+def data_rank_and_size(strategy: Any) -> DataRank:
+    """Return which of them this process is."""
     kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
 
@@ -32,13 +38,16 @@ class RankSteps:
     `sync_dist` at a step. A rank without a sample computes along with the share 0.
 
     Within a step and a transfer, random numbers are a function of seed, place and data-parallel rank. Elsewhere, as in
-    a hook that makes weights anew, all ranks draw the same ones. A single process draws as in plain Lightning.
+    a hook that makes weights anew, all ranks draw the same ones. A single process draws as in plain Lightning, except
+    in a transfer.
 
     Attributes:
+        batch_effects: names what a transfer changes.
         share: samples of this rank in the present batch of training, relative to the mean of all ranks.
     """
 
     lightning_module: Any
+    batch_effects: BatchEffects | None = None
     share = 1.0
     _is_in_training_step = False
 
@@ -69,7 +78,9 @@ class RankSteps:
         with ExitStack() as stack:
             owners = self.lightning_module, getattr(trainer, "datamodule", None)
             if trainer.training and any(map(has_transfer_hooks, owners)):
-                self._draw_noise(stack, "transfer", trainer.fit_loop.epoch_loop.batch_idx)
+                self._draw_noise(stack, "transfer", trainer.fit_loop.epoch_loop.batch_idx, also_alone=True)
+                if self.batch_effects is not None:
+                    stack.enter_context(self.batch_effects.watch(OF_ALL))
             return super().batch_to_device(batch, *args, **kwargs)  # type: ignore[misc]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -80,10 +91,14 @@ class RankSteps:
                 tensor = tensor * self.share
         return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
 
-    def _draw_noise(self, stack: ExitStack, *place: object) -> None:
-        """Let random numbers within the stack be those of this place in the run and of this rank."""
+    def _draw_noise(self, stack: ExitStack, *place: object, also_alone: bool = False) -> None:
+        """Let random numbers within the stack be those of this place in the run and of this rank.
+
+        Args:
+            also_alone: on a single process, too.
+        """
         ranks, trainer = data_rank_and_size(self), self.lightning_module.trainer
-        if ranks["num_ranks"] > 1:
+        if ranks["num_ranks"] > 1 or also_alone:
             key = run_seed(), trainer.current_epoch, trainer.global_step, ranks["rank"]
             stack.enter_context(randomness.drawn_apart(*place, *key))
 
@@ -92,11 +107,10 @@ class RankSteps:
         shares = {sampler.share(batch_idx) if sampler else 1.0 for sampler in samplers}
         return shares.pop() if len(shares) == 1 else 1.0  # several loaders have one loss
 
-    def _training_samplers(self) -> list[RankBatchSampler | None]:
+    def _training_samplers(self) -> list[SampleOrder | None]:
         """Return of each training loader the sampler that shares its batches out; None for other loaders."""
         loaders = self.lightning_module.trainer.fit_loop._combined_loader.flattened
-        samplers = (recorded_sampler(loader) for loader in loaders)
-        return [sampler if isinstance(sampler, RankBatchSampler) else None for sampler in samplers]
+        return [order_of(loader) for loader in loaders]
 
     def _note_unweighted_samples(self) -> None:
         """Print where the samples of a last batch may not count alike."""

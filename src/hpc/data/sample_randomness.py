@@ -4,7 +4,8 @@ So they are the same in every layout and after a resume, and no batch must be fe
 """
 
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from copy import copy
 from functools import partial
 from itertools import islice
@@ -15,54 +16,70 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, get_worker_info
 
-from hpc.data.rank_samplers import EpochIndex, EpochIndices
-from hpc.data.sampler import sample_seeds
+from hpc.data.sample_order import EpochIndex, EpochIndices
 from hpc.run.signals import block_signals_in_worker
 from hpc.state import plain_forms, randomness
 
+COLLATED = 1  # makes another seed of the first sample's
 MAX_ENTRIES = 1000  # of a container that are looked at; a longer one holds samples
 SIMPLE = (bool, int, float, str, bytes, type(None), Tensor, np.ndarray)
 # Objects that know the whole run.
 NOT_SEARCHED = (*SIMPLE, type, ModuleType, L.Trainer, L.LightningModule, L.LightningDataModule, L.Callback)
-FIELD = "_seeds_samples"  # of a loader whose samples have random numbers of their own
+WATCH = "_watched_fetches"  # of a loader: a list with what watches its fetches in this process, or none
 
 
 class SeededSamples(Dataset):
-    """A dataset that is indexed by the indices of a batch, and seeds the host's generators before each sample.
+    """A dataset that is indexed by the indices of a batch, and collates it. All random numbers follow from the place.
 
-    A dataset that fetches many samples at once is seeded once for them all.
+    The host's generators, and those that the dataset or the collate function keeps, are seeded before each sample, and
+    again before samples are collated. A dataset that fetches many samples at once is seeded once for them all.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: Any, collate: Any, *, seed: int, watch: Sequence[Any] = ()) -> None:
+        self.dataset, self.collate, self.seed, self.watch = dataset, collate, seed, watch
+        self.generators = [*find_generators([dataset, collate])]
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return the sample of one index: for `__getitems__`, or for a loader that makes no batches."""
-        if isinstance(index, EpochIndex):
-            with _isolated():
-                return self._sample(index.index, *sample_seeds(self.seed, index.epoch, indices=[index.place]))
+    def __getitem__(self, index: EpochIndex) -> Any:
+        """Return the sample of a loader that makes no batches."""
+        return self.fetch(index.epoch, [index.index], places=[index.place], is_batch=False)
+
+    def __getitems__(self, indices: EpochIndices) -> Any:
+        return self.fetch(indices.epoch, list(indices), places=indices.places)
+
+    def fetch(self, epoch: int, indices: list[Any], *, places: Sequence[int], is_batch: bool = True) -> Any:
+        """Return the samples of a batch, collated; of `is_batch` False, the one sample."""
+        with ExitStack() as stack:
+            if get_worker_info() is None:  # a worker has copies of its own
+                stack.enter_context(isolate_rng(include_cuda=False))
+                stack.enter_context(randomness.kept(self.generators))
+                for watch in self.watch:
+                    stack.enter_context(watch())
+            seeds = randomness.sample_seeds(self.seed, epoch, places=places)
+            if is_batch and fetches_together(self.dataset):
+                self._seed(seeds[0])
+                samples = self.dataset.__getitems__(indices)
+            else:
+                samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+            self._seed(seeds[0] ^ COLLATED)
+            return self.collate(samples if is_batch else samples[0])
+
+    def _sample(self, index: Any, seed: int) -> Any:
+        self._seed(seed)
         try:
             return self.dataset[index]
         except Exception as error:
             error.add_note(f"in sample {index} of {type(self.dataset).__name__}")
             raise
 
-    def __getitems__(self, indices: EpochIndices) -> Any:
-        with _isolated():
-            seeds = sample_seeds(self.seed, indices.epoch, indices=list(indices.places))
-            if fetches_together(self.dataset):
-                randomness.seed_host(seeds[0])
-                return self.dataset.__getitems__(list(indices))
-            return [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-
-    def _sample(self, index: Any, seed: int) -> Any:
+    def _seed(self, seed: int) -> None:
         randomness.seed_host(seed)
-        return self[index]
+        randomness.seed_generators(self.generators, seed)
 
 
 def fetches_together(dataset: Any) -> bool:
@@ -76,27 +93,31 @@ def fetches_together(dataset: Any) -> bool:
     return getattr(dataset, "__getitems__", None) is not None
 
 
-def _isolated() -> AbstractContextManager[None]:
-    return nullcontext() if get_worker_info() else isolate_rng(include_cuda=False)
-
-
 def seed_samples(loader: DataLoader, seed: int) -> None:
     """Let a loader seed its samples. It keeps its dataset: only its iterators see `SeededSamples`."""
     loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn)
     vars(loader)["_get_iterator"] = partial(_make_iterator, loader, seed)
-    vars(loader)[FIELD] = True
+    vars(loader)[WATCH] = []
 
 
-def is_seeded(loader: Any) -> bool:
-    """Return whether the samples of a loader follow from (seed, epoch, place), so that none must be fetched again."""
-    return FIELD in vars(loader) and not _has_own_generator(loader.dataset)
+def watch_fetches(loaders: Any, watch: Any) -> None:
+    """Let a context manager be entered around each fetch of these loaders in this process."""
+    for loader in tree_leaves(loaders):
+        if (watches := getattr(loader, WATCH, None)) is not None:
+            watches[:] = [watch]
 
 
 def _make_iterator(loader: DataLoader, seed: int) -> Any:
-    view = copy(loader)
+    view, watch = copy(loader), vars(loader)[WATCH] if not loader.num_workers else []
     del vars(view)["_get_iterator"]
-    vars(view)["dataset"] = SeededSamples(loader.dataset, seed)
+    vars(view)["dataset"] = SeededSamples(loader.dataset, loader.collate_fn, seed=seed, watch=watch)
+    view.collate_fn = as_it_is
     return view._get_iterator()
+
+
+def as_it_is(batch: Any) -> Any:
+    """Collate nothing: the batch is one already."""
+    return batch
 
 
 def _init_worker(init: Any, worker_id: int) -> None:
@@ -105,17 +126,18 @@ def _init_worker(init: Any, worker_id: int) -> None:
         init(worker_id)
 
 
-def _has_own_generator(dataset: Any) -> bool:
-    """Return whether a dataset or a part of it draws from a generator of its own, which each worker has a copy of."""
-    to_visit, seen = [dataset], set()
+def find_generators(roots: list[Any]) -> Iterator[Any]:
+    """Yield the generators that a dataset or a collate function keeps, in itself or in its parts."""
+    to_visit, seen = list(roots), set()
     while to_visit:
         part = to_visit.pop()
+        if id(part) in seen or isinstance(part, NOT_SEARCHED):
+            continue
+        seen.add(id(part))
         if plain_forms.is_generator(part):
-            return True
-        if id(part) not in seen and not isinstance(part, NOT_SEARCHED):
-            seen.add(id(part))
+            yield part
+        else:
             to_visit += _parts(part)
-    return False
 
 
 def _parts(value: Any) -> list[Any]:

@@ -4,7 +4,6 @@ The order of a loader over a map-style dataset is cut into parts (`map_loaders`)
 sample (`stream_loader`). Whatever changes is printed once.
 """
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
 from typing import Any
@@ -17,16 +16,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
-from hpc.data import noted_batches, replay
 from hpc.data.even_batches import EvenBatches
 from hpc.data.loader_agreement import extremes
-from hpc.data.loader_making import MakingEffects
-from hpc.data.map_loaders import loader_error, share_loader, unwrap
-from hpc.data.rank_samplers import RankSampler
+from hpc.data.loader_making import MAX_ENTRIES
+from hpc.data.map_loaders import loader_error, share_loader
 from hpc.data.rank_steps import RankSteps, data_rank_and_size, run_seed
-from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
+from hpc.data.sample_order import order_of
 from hpc.data.stream_loader import StreamLoader, is_map_style
 from hpc.data.without_trace import without_trace
+from hpc.state.batch_effects import AttributeEffects
 
 BATCH_HOOKS = [f"on_{step}_batch_{when}" for step in ("validation", "test", "predict") for when in ("start", "end")]
 OWN_PACKAGES = ("hpc.", "lightning.", "pytorch_lightning.")  # their callbacks show progress, and count no samples
@@ -37,7 +35,6 @@ class ShardsDataLoaders(RankSteps):
 
     lightning_module: Any
     stream_splits: str | None = None  # data.stream_splits
-    evaluation: Sequence[list[Any]] = ()  # saved generators of each validation loader that is still to be created
     _printed_notes: tuple[str, ...] = ()
     _has_checked_test_loaders = False
     host_group: Any = None  # of all ranks; made when it is needed first
@@ -51,10 +48,6 @@ class ShardsDataLoaders(RankSteps):
         loader, note = shard_dataloader(
             dataloader, stage, is_single_process=is_single_process, stream_splits=self.stream_splits, **place
         )
-        is_validating = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
-        has_own_generator = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)
-        if is_validating and not has_own_generator and noted_batches.make_workers_short_lived(loader):
-            self._print_once(f"val: {noted_batches.NOT_PERSISTENT}", trainer)
         if not is_single_process:
             self.host_group = self.host_group or dist.new_group(backend="gloo")
             if extremes(int(may_be_uneven(loader)), self.host_group)[1]:  # on any rank, as their datasets may differ
@@ -64,9 +57,6 @@ class ShardsDataLoaders(RankSteps):
         if stage == RunningStage.TRAINING and not is_single_process and has_test:
             self._check_test_loaders(trainer)
         self._print_once(note, trainer)
-        if is_validating and self.evaluation:
-            replay.restore_evaluation(trainer, loader, saved=self.evaluation[0])
-            self.evaluation = self.evaluation[1:]
         return loader
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,9 +105,9 @@ class ShardsDataLoaders(RankSteps):
 
     def _check_test_loaders(self, trainer: Any) -> None:
         """Reject loaders of the test before training, if they can be made by then; leave no trace of making them."""
-        self._has_checked_test_loaders, effects = True, MakingEffects(trainer)
-        effects.begin_epoch()
-        effects.restore_and_capture()
+        self._has_checked_test_loaders, effects = True, AttributeEffects(trainer, max_entries=MAX_ENTRIES)
+        effects.choose()
+        effects.capture()
         try:
             created = trainer.datamodule.test_dataloader()
             loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
@@ -149,15 +139,15 @@ def shard_dataloader(
 
     Args:
         stream_splits: who splits a home-made stream.
-        is_single_process: whether this is the only process: then a loader of an evaluation stays as it is.
+        is_single_process: whether this is the only process: then a stream of an evaluation stays as it is.
 
     Raises:
         ConfigError: the loader cannot be shared out.
     """
     is_training, split = stage == RunningStage.TRAINING, stage.dataloader_prefix or "train"
-    if isinstance(getattr(loader, "sampler", None), GlobalOrderSampler | EvalBatchSampler | RankSampler):
+    if order_of(loader) is not None:
         return loader, ""
-    if is_single_process and not is_training:
+    if is_single_process and not is_training and not is_map_style(loader):
         return loader, ""
     place = {"rank": rank, "num_ranks": num_ranks, "seed": run_seed()}
     if is_map_style(loader):
@@ -173,8 +163,8 @@ def may_be_uneven(loader: Any) -> bool:
     """Return whether ranks may have different numbers of batches."""
     if isinstance(loader, StreamLoader):
         return True
-    batches = unwrap(getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None))
-    return isinstance(batches, RankSampler) and not batches.is_even
+    order = order_of(loader)
+    return order is not None and not order.is_even
 
 
 def _as_plain_loader(loader: Any) -> DataLoader:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hpc.config.errors import ConfigError
+from hpc.data.sample_randomness import as_it_is
 from hpc.data.stream_sharing import NOTHING, RANKS, WORKERS, SharedStream, has_state, prepare_stream
 from hpc.run.signals import block_signals_in_worker
 
@@ -49,7 +50,7 @@ class StreamLoader:
         self.batch_size = loader.batch_size if self._has_samples else None
         stream, self.splits = prepare_stream(self.dataset, splits=splits, rank=rank, num_ranks=num_ranks, split=split)
         self.shared = SharedStream(stream, rank=rank, num_ranks=num_ranks, splits=self.splits, seed=seed)
-        options: dict[str, Any] = {"collate_fn": _as_it_is}
+        options: dict[str, Any] = {"collate_fn": as_it_is}
         if self._has_samples:
             options = {name: getattr(loader, name) for name in KEPT}
             options["worker_init_fn"] = partial(_init_worker, loader.worker_init_fn)
@@ -191,16 +192,14 @@ def _init_worker(init: Any, worker_id: int) -> None:
 
 
 def is_map_style(loader: Any) -> bool:
-    """Return whether a loader fetches its samples by index."""
+    """Return whether a loader fetches its samples by index, in an order that has an end and can be listed."""
     is_own_kind = isinstance(loader, DataLoader) and type(loader).__iter__ in ITERATIONS
-    return is_own_kind and not isinstance(loader.dataset, IterableDataset)
+    if not is_own_kind or isinstance(loader.dataset, IterableDataset):
+        return False
+    return sized_len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler) is not None
 
 
 def stream_of(loader: Any) -> StreamLoader | None:
     """Return the loader of a stream, which `EvenBatches` may hold; None for another loader."""
     candidates = (loader, getattr(loader, "loader", None))
     return next((candidate for candidate in candidates if isinstance(candidate, StreamLoader)), None)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -18,8 +18,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from hpc.config.errors import ConfigError
 from hpc.config.sections import STREAM_SPLITS
-from hpc.data.sampler import epoch_key
 from hpc.state import checksums, randomness
+from hpc.state.randomness import epoch_key
 
 RANKS, WORKERS, NOTHING = STREAM_SPLITS
 END = object()

@@ -22,8 +22,9 @@ read_outcome() { # of this start; until its ranks write a verdict, the file hold
     [ "$(read_verdict)" = "$earlier" ] || read_verdict | sed -n 's/^outcome //p'
 }
 
-measure_progress() { # names sort by step; an incomplete checkpoint ends in .part; a prediction writes parts instead
-    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
+measure_progress() { # the step is in the name; an incomplete checkpoint ends in .part; a prediction writes parts instead
+    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' -printf '%f\n' 2>/dev/null |
+        cut -d- -f1,2 | sort | tail -n 1 || true
     find "$run_dir/predictions/" -maxdepth 1 -name 'part-*' 2>/dev/null | sort | tail -n 1 || true
 }
 

@@ -54,14 +54,8 @@ def query_states(scheduler: str, jobs: Iterable[str], *, owners: Iterable[int]) 
     return _query_slurm(set(jobs), owners) if scheduler == "slurm" else _query_pbs(set(jobs), owners)
 
 
-def slurm_user_option(owners: Iterable[int]) -> list[str]:
-    """Return the option that leaves out other people's jobs: Slurm may have given them a number of ours by now."""
-    names = [f"{uid}" for uid in sorted(owners) if _user_name(uid)]  # Slurm rejects an unknown user
-    return [f"--user={','.join(names)}"] if names else []
-
-
 def _query_slurm(jobs: set[str], owners: set[int]) -> dict[str, JobState] | None:
-    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T %r", *slurm_user_option(owners)]
+    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T %r", *_user_option(owners)]
     answer = run_command(*command, "--jobs=" + ",".join(sorted({job.split("_")[0] for job in jobs})))
     if answer and answer.returncode:  # it may have forgotten one job; some versions then do not list the others
         answer = run_command(*command)
@@ -75,9 +69,15 @@ def _query_slurm(jobs: set[str], owners: set[int]) -> dict[str, JobState] | None
     return states | _query_sacct(jobs - set(states), owners)
 
 
+def _user_option(owners: Iterable[int]) -> list[str]:
+    """Return the option that leaves out other people's jobs: Slurm may have given them a number of ours by now."""
+    names = [f"{uid}" for uid in sorted(owners) if _user_name(uid)]  # Slurm rejects an unknown user
+    return [f"--user={','.join(names)}"] if names else []
+
+
 def _query_sacct(jobs: set[str], owners: set[int]) -> dict[str, JobState]:
     """Return the states of ended jobs, if the site keeps accounts."""
-    command = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", *slurm_user_option(owners)]
+    command = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", *_user_option(owners)]
     answer = run_command(*command, "-j", ",".join(sorted(jobs))) if jobs else None
     if answer is None or answer.returncode:
         return {}
@@ -97,12 +97,7 @@ def _slurm_state(name: str, reason: str) -> JobState:
 
 
 def _query_pbs(jobs: set[str], owners: set[int]) -> dict[str, JobState] | None:
-    attributes = query_pbs_jobs(jobs, owners)
-    return None if attributes is None else {number: _pbs_state(job) for number, job in attributes.items()}
-
-
-def query_pbs_jobs(jobs: Iterable[str], owners: Iterable[int]) -> dict[str, dict[str, str]] | None:
-    """Return the attributes of those jobs that PBS knows, by number, with all parts of an array; None: no answer.
+    """Return the states of those jobs that PBS knows, by number, with all parts of an array; None: no answer.
 
     qstat is asked for DSV: in JSON, recent versions print only the first of several jobs, and a job's own variables
     can make any version print invalid JSON.
@@ -116,7 +111,8 @@ def query_pbs_jobs(jobs: Iterable[str], owners: Iterable[int]) -> dict[str, dict
             return {} if not numbers else None
         is_one_unknown = re.search("Unknown Job|has finished", answer.stderr)  # it lists the others nevertheless
         if "job history" not in answer.stderr and (answer.returncode == 0 or is_one_unknown):
-            return _select_owned(_parse_dsv(answer.stdout), owners)
+            jobs_of_owners = _select_owned(_parse_dsv(answer.stdout), owners)
+            return {number: _pbs_state(job) for number, job in jobs_of_owners.items()}
     return None
 
 

@@ -65,18 +65,21 @@ reject_script_of_another_run() { # FOLDER of this run, or of its array
     fi
 }
 
-# Several scripts in one job get a directory each. A requeued script finds its own again.
+# A job has one run, which it continues when it is requeued. Inside salloc, which Slurm never requeues, each call of a
+# script starts a run of its own.
 make_run_directory() {
-    local restart=${SLURM_RESTART_COUNT:-0} script number other_restart other_script
-    script=$(cksum <"$0" || true)
+    local number
     mkdir -p runs
     for number in '' -{2..999}; do
         run_dir=$PWD/runs/${name}_$SLURM_JOB_ID$number
         mkdir "$run_dir" 2>/dev/null && break
-        { read -r other_restart other_script <"$run_dir/.script"; } 2>/dev/null || continue
-        [ "$other_script" != "$script" ] || [ "$other_restart" -ge "$restart" ] || break
+        [ -d "$run_dir" ] || reject "$run_dir cannot be made: $(mkdir "$run_dir" 2>&1)"
+        [ "${ENVIRONMENT:-}" = BATCH ] || continue
+        [ "${SLURM_RESTART_COUNT:-0}" != 0 ] ||
+            reject "$run_dir exists already, and a job has one run of this name: submit each script by itself, or" \
+                "move that directory away if it is of an earlier job with this number"
+        break
     done
-    echo "$restart $script" >"$run_dir/.script"
     export HPC_RUN_DIR=$run_dir # for all ranks
 }
 

@@ -25,14 +25,6 @@ class Link:
 
 
 @dataclass(frozen=True)
-class MeasuredLinks:
-    """The links of one cluster; None: not measured."""
-
-    within: Link | None  # between the GPUs of a node
-    across: Link | None  # between nodes
-
-
-@dataclass(frozen=True)
 class CollectiveTiming:
     """One collective at one message size. Times are of one call, by the slowest of all ranks."""
 

@@ -7,6 +7,5 @@ Others use
     curves              the callback that every Trainer of this package has: step/loss, step/lr, step/grad_norm
     predicted_samples   the callback that shows validation samples beside their predictions
     logged_names        values that ranks log, reduced by their names
-    gradient_norm       the norm of the last step's gradients
-It needs config, launch, run, checkpoint, state and data. Nothing but numbers, texts and file names crosses its door.
+It needs config, launch, run, checkpoint, state, data and strategies. Only numbers, texts and file names cross its door.
 """

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hpc.launch.object_gather import all_gather_objects
-from hpc.logging.gradient_norm import last_gradient_norm
+from hpc.privates import lightning as privates
+from hpc.strategies.gradients import last_gradient_norm
 
 PREFIX = "step/"  # of the names of these curves
 LOSS = f"{PREFIX}loss"
@@ -76,15 +77,13 @@ class Curves(L.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the number that Lightning gives to logged values
+        step = privates.logged_step(trainer)
         if not has_point(step + 1, trainer.log_every_n_steps):
             return
         scalars, share = select_scalars(outputs, trainer.strategy.root_device), getattr(trainer.strategy, "share", 1.0)
         self._micro_batches.append({name: value * share for name, value in scalars.items()})
         self._shares.append(share)
-        if (
-            trainer.fit_loop._should_accumulate()
-        ):  # asked, not counted: an epoch's last step may have fewer micro-batches
+        if privates.is_accumulating(trainer):  # asked, not counted: an epoch's last step may have fewer micro-batches
             return
         self.write(trainer)
         means = mean_over_micro_batches(self._micro_batches, accumulate=trainer.accumulate_grad_batches)
@@ -137,11 +136,8 @@ def has_point(number: int, interval: int) -> bool:
 
 
 def show_in_progress_bar(trainer: Any, numbers: Mapping[str, float]) -> None:
-    """Give numbers to the progress bar; one rank alone may call this.
-
-    `trainer.progress_bar_metrics` will not do: at the end of an epoch, reading it makes all ranks reduce metrics.
-    """
-    trainer._logger_connector._progress_bar_metrics.update(numbers)
+    """Give numbers to the progress bar; one rank alone may call this."""
+    privates.progress_bar_metrics(trainer).update(numbers)
 
 
 def select_scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:

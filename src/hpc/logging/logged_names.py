@@ -5,29 +5,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import (
-    _Metadata,
-    _ResultCollection,
-    _ResultMetric,
-    _Sync,
-)
 
 from hpc.data.loader_agreement import extremes
+from hpc.privates import lightning as privates
 
 META_FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
 META_FIELDS += ("dataloader_idx", "metric_attribute")
 STATES = ("value", "cumulated_batch_size")
 
 
-class MatchingConnector(_LoggerConnector):
+class MatchingConnector(privates.LoggerConnector):
     """Lightning's own connector, which reduces values in the order in which each rank has logged them."""
 
     def on_batch_start(self, batch: Any, dataloader_idx: int | None = None) -> None:
         super().on_batch_start(batch, dataloader_idx)
         if meeting := self.trainer.strategy.meeting:  # type: ignore[attr-defined]
             meeting.num_steps += 1
-        results: Any = self.trainer._results
+        results = privates.results(self.trainer)
         if not isinstance(results, MatchingResults):
             results.__class__ = MatchingResults
         results.connector = self
@@ -48,7 +42,7 @@ class MatchingConnector(_LoggerConnector):
             super().update_eval_step_metrics(step)
 
 
-class MatchingResults(_ResultCollection):
+class MatchingResults(privates.ResultCollection):
     """Lightning's results, in which ranks agree about each value that is reduced as it is logged."""
 
     connector: MatchingConnector | None = None  # None: there is one rank
@@ -66,7 +60,7 @@ def match_names(trainer: Any) -> None:
 
     A rank without a batch has logged nothing. It gets all names, as what monitors a value expects it on each rank.
     """
-    group, results = trainer.strategy.host_group, trainer._results
+    group, results = trainer.strategy.host_group, privates.results(trainer)
     if group is None or results is None:
         return
     logged = {key: result for key, result in results.valid_items() if result.meta.on_epoch}
@@ -105,15 +99,15 @@ def _describe(result: Any) -> dict[str, Any]:
     }
 
 
-def _without_value(description: dict[str, Any], trainer: Any) -> _ResultMetric:
+def _without_value(description: dict[str, Any], trainer: Any) -> privates.ResultMetric:
     """Return a value that counts nothing in a sum or mean, and is neither the largest nor the smallest."""
-    meta, dtypes = _Metadata(**description["meta"], reduce_fx=description["reduce_fx"]), description["dtypes"]
-    meta.sync = _Sync(_should=description["is_synced"], fn=trainer.strategy.reduce)
-    result = _ResultMetric(meta, is_tensor=dtypes is not None)
+    meta, dtypes = privates.Metadata(**description["meta"], reduce_fx=description["reduce_fx"]), description["dtypes"]
+    meta.sync = privates.Sync(_should=description["is_synced"], fn=trainer.strategy.reduce)
+    result = privates.ResultMetric(meta, is_tensor=dtypes is not None)
     for name, dtype in (dtypes or {}).items():
         state = getattr(result, name)
         setattr(result, name, state.to(trainer.strategy.root_device, getattr(torch, dtype.removeprefix("torch."))))
     if dtypes is None:
         result.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
-    result._update_count = 1  # else torchmetrics warns of a value without an update
+    privates.mark_as_updated(result)
     return result

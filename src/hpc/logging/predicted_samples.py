@@ -11,6 +11,7 @@ from hpc.logging.loggers import tensorboard_loggers
 
 TILE_PIXELS = 64  # of an image
 LINE_PIXELS = 14  # of the text above it
+MAX_TOKENS = 80  # of a text, that are shown
 
 
 class PredictedSamples(L.Callback):
@@ -94,10 +95,10 @@ def contact_sheet(images: Tensor, *, predicted: list[int], truth: list[int], col
     return np.asarray(sheet)
 
 
-def text_table(predicted: Tensor, truth: Tensor, *, width: int = 80) -> str:
+def text_table(predicted: Tensor, truth: Tensor) -> str:
     """Return Markdown: each line of truth above what was predicted, token by token, from the true text before it."""
     rows = [
-        f"    truth      {tokens_to_text(t[:width])}\n    predicted  {tokens_to_text(p[:width])}"
+        f"    truth      {tokens_to_text(t[:MAX_TOKENS])}\n    predicted  {tokens_to_text(p[:MAX_TOKENS])}"
         for p, t in zip(predicted, truth, strict=True)
     ]
     return "\n\n".join(rows)

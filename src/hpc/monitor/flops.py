@@ -10,9 +10,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from hpc.privates.torch import TorchDispatchMode, operation_packet
 from hpc.training import dry_run
 from hpc.training.fake_tensors import fake_copy, fake_tensor_mode
 
@@ -90,7 +90,7 @@ class _FlopCounter(TorchDispatchMode):
 
 def operation_flops(func: Any, args: Any, kwargs: Any, *, out: Any) -> int:
     """Return the FLOPs of one operation that torch dispatches; 0 if no formula is known. The plan counts with this."""
-    formula = FORMULAS.get(func._overloadpacket)
+    formula = FORMULAS.get(operation_packet(func))
     return formula(*args, **(kwargs or {}), out_val=out) if formula else 0
 
 

@@ -9,6 +9,7 @@ import lightning as L
 
 from hpc.monitor.pauses import PauseClock
 from hpc.monitor.sampler import NodeSampler
+from hpc.privates import lightning as privates
 from hpc.resume.resume import Resume
 from hpc.run import attempt_log
 from hpc.system import process
@@ -50,7 +51,7 @@ class Monitor(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.fit_loop._should_accumulate():  # an epoch may end with fewer batches than a step has
+        if not privates.is_accumulating(trainer):  # an epoch may end with fewer batches than a step has
             step_overhead.disable_hook(
                 self, "on_train_batch_end"
             )  # the first step is done, with all compiling and loading

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hpc.config.errors import ConfigError
 from hpc.monitor.throughput import data_wait_seconds
+from hpc.privates.torch import record_memory, write_memory_snapshot
 
 COMMUNICATION = ("nccl", "rccl", "gloo", "c10d")  # prefixes of the names of collectives
 Interval = tuple[float, float]  # microseconds
@@ -59,7 +60,7 @@ class Profile(L.Callback):
     def _begin(self, trainer: L.Trainer) -> None:
         on_gpu = trainer.strategy.root_device.type == "cuda"
         if self.memory:
-            torch.cuda.memory._record_memory_history()
+            record_memory(True)
         self._profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])])
         _synchronize(trainer)
         self._profiler.start()
@@ -96,8 +97,8 @@ class Profile(L.Callback):
         table = recording.key_averages().table(sort_by=sort_key, row_limit=25, max_name_column_width=60)
         file.with_suffix(".txt").write_text(table, encoding="utf-8")
         if self.memory:
-            torch.cuda.memory._dump_snapshot(str(self.folder / f"memory-{file.name}.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
+            write_memory_snapshot(str(self.folder / f"memory-{file.name}.pickle"))
+            record_memory(False)
         return file, table
 
 

@@ -13,6 +13,7 @@ from hpc.logging.curves import show_in_progress_bar
 from hpc.monitor.flops import StepFlops
 from hpc.monitor.own_time import OwnTime, data_wait_seconds, elapsed_seconds, record_moment
 from hpc.monitor.pauses import PauseClock
+from hpc.privates import lightning as privates
 from hpc.resume.agreement import Agreement, RankTimes
 from hpc.resume.resume import Resume
 from hpc.training import dry_run, step_overhead
@@ -87,7 +88,7 @@ class Throughput(L.Callback):
         if data_wait_seconds(trainer) is None:
             name = type(trainer.profiler).__name__
             print(f"perf/data_seconds is not logged: trainer.profiler is {name}, which does not measure it; "
-                  "the profiler of configs/trainer/base.yaml does", flush=True)  # fmt: skip
+                  "the default of trainer.profiler does", flush=True)  # fmt: skip
         try:
             self._step_flops = StepFlops(pl_module)
         except Exception as error:  # the module may hold what cannot be copied
@@ -143,7 +144,7 @@ class Throughput(L.Callback):
     ) -> None:
         if self._own_time is None and not trainer.is_global_zero:
             return
-        is_step = not trainer.fit_loop._should_accumulate()  # Lightning's own rule: an epoch may end with fewer batches
+        is_step = not privates.is_accumulating(trainer)  # Lightning's own rule: an epoch may end with fewer batches
         if self._own_time is not None and is_step:
             self._own_time.end_step()
         if not trainer.is_global_zero:
@@ -155,7 +156,7 @@ class Throughput(L.Callback):
         window.spans.append((self._batch_begin, record_moment(pl_module.device)))
         window.add(batch)
         window.num_steps += is_step
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        step = privates.logged_step(trainer)
         if is_step and (step + 1) % trainer.log_every_n_steps == 0:
             window.end, waited = perf_counter(), data_wait_seconds(trainer)
             window.waited = None if waited is None else waited - (window.waited or 0.0)

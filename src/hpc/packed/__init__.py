@@ -5,6 +5,6 @@ Others use
     checks              the checks that configs of packed data and of text name, run on the login node
     staged_data, next_token, datasets   base classes and datasets for a researcher's data
     packed_images, packed_file          what a packed file holds
-    staging, staging_progress           copies on a node's own storage, and their progress
+    staging             copies on a node's own storage, and their progress
 It needs config, data, launch, run and system. Modules that say so import no torch: the login node runs them.
 """

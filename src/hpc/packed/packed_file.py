@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".npy"
 HEADER_BYTES = 4096  # a page, so that an image of whole pages does not begin in the middle of one
+BLOCK_BYTES = 1 << 20  # that are read at a time
 COPY_OR_PACK_AGAIN = "copy it again, or pack again: python tools/pack.py ..."
 
 
@@ -153,11 +154,11 @@ def verify_checksums(
     return len(crcs)
 
 
-def range_checksum(file: str, *, start: int, size: int, block: int = 1 << 20) -> int:
+def range_checksum(file: str, *, start: int, size: int) -> int:
     """Return the zlib.crc32 of `size` bytes of a file from byte `start` on, read in blocks."""
     value, end = 0, start + size
     with open(file, "rb", buffering=0) as stream:
         stream.seek(start)
-        while start < end and (piece := stream.read(min(block, end - start))):
+        while start < end and (piece := stream.read(min(BLOCK_BYTES, end - start))):
             value, start = zlib.crc32(piece, value), start + len(piece)
     return value

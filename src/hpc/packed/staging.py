@@ -11,15 +11,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpc.config.errors import ConfigError
 from hpc.packed.packed_file import FileParts, verify_checksums
 from hpc.system import private_folder
+from hpc.system.files import complete_file
+
+if TYPE_CHECKING:
+    from hpc.run.watchdog import Watchdog
 
 MAX_VERIFIED_PARTS = 8  # of a copy that exists already
 OR_NO_STAGING = "or data.stage=false"
 BLOCK_BYTES = 1 << 20  # that are copied at a time
 POLL_SECONDS = 0.5  # between two looks at a copy that another process makes
+STORE_KEY = "copying/moves"
 on_progress: Callable[[], object] | None = None  # called whenever a copy has grown, whoever makes it
 
 
@@ -147,13 +153,9 @@ def _copy(parts: FileParts, copy: str) -> None:
         os.utime(unfinished)  # which other processes see
         _report_progress()
 
-    try:
+    with complete_file(Path(copy), Path(unfinished)):
         copy_file(parts.file, unfinished)
         verify_checksums(replace(parts, file=unfinished), config_key="data.stage", on_part=on_part)
-        os.replace(unfinished, copy)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(unfinished)
 
 
 def copy_file(source: str, target: str) -> None:
@@ -163,3 +165,37 @@ def copy_file(source: str, target: str) -> None:
             while block:
                 block = block[writer.write(block) :]
             _report_progress()
+
+
+class StagingProgress:
+    """Progress of staging for the watchdogs of all ranks: ranks that wait for a copy do not hang.
+
+    It reports each sign of a copy as progress of all ranks, to the watchdog of this rank.
+    """
+
+    def __init__(self, watch: "Watchdog") -> None:
+        self.watch = watch
+        self._num_signs = 0  # of copies on this node
+        self._num_sent = 0  # value of `_num_signs` when the other ranks were last told
+        self._num_received = 0  # value of the counter in the store when it was last read
+        global on_progress
+        on_progress = self.on_copy_progress
+        watch.add_store_exchange(self.exchange)
+
+    def on_copy_progress(self) -> None:
+        """Report that a copy on this node has grown."""
+        self._num_signs += 1
+        self._report()
+
+    def exchange(self, store: Any) -> None:
+        """Exchange signs with the other ranks; the watchdog calls this about once a second."""
+        if self._num_sent != self._num_signs:
+            self._num_sent = self._num_signs
+            store.add(STORE_KEY, 1)
+        counter = store.add(STORE_KEY, 0)
+        if counter != self._num_received:
+            self._num_received = counter
+            self._report()
+
+    def _report(self) -> None:
+        self.watch.report_activity("copying data to a node")

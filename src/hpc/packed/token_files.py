@@ -116,7 +116,7 @@ def text_checksum(files: Sequence[str]) -> str:
     root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
     digest = hashlib.sha256()
     for file in files:
-        notes = read_token_notes(file) if is_token_file(file) else None
+        notes = read_token_notes(file)
         facts = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), notes and notes["checksum"]]
         digest.update(repr(facts).encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
@@ -124,7 +124,7 @@ def text_checksum(files: Sequence[str]) -> str:
 
 def token_parts(file: str) -> FileParts:
     """Return the parts of a packed token file and their checksums. Raise `ConfigError` if it was not packed."""
-    notes = read_token_notes(file) if is_token_file(file) else None
+    notes = read_token_notes(file)
     if notes is None:
         rule = f"Staging copies packed files, and {file} was not packed"
         fix = "python tools/pack.py data.files=... out=<file>.npy, or data.stage=false"

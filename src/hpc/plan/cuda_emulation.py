@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.library import Library
-from torch.utils._pytree import tree_map
+
+from hpc.privates.torch import OpOverload, has_kernel, remove_kernels, tree_map, without_cpu_autocast
 
 ATEN = torch.ops.aten
 # Operators that CUDA's autocast computes in fp32 (docs.pytorch.org/docs/stable/amp.html), as their names in ATen.
@@ -28,7 +28,6 @@ IN_FP32 = (
 # fmt: on
 INTO_FP32 = ("cumprod", "cumsum", "log_softmax", "prod", "softmax", "sum")  # their `dtype` is fp32, their input stays
 HALVES = (torch.float16, torch.bfloat16)
-AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 @contextmanager
@@ -55,22 +54,21 @@ def emulate_cuda() -> Iterator[None]:
         library.impl(attention, without_dropout, "AutogradCPU")
         yield
     finally:
-        library._destroy()
+        remove_kernels(library)
 
 
 def _operators(names: tuple[str, ...]) -> Iterator[OpOverload]:
     """Yield the operators of these names for which the CPU's autocast does nothing."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for packet in (getattr(ATEN, name) for name in names):
         for operator in (getattr(packet, overload) for overload in packet.overloads() if "out" not in overload):
-            name = operator.name()  # some overloads are TorchScript's alone, and have no kernel
-            if torch._C._dispatch_has_kernel(name) and not has_kernel(name, "AutocastCPU"):
+            # Some overloads are TorchScript's alone, and have no kernel.
+            if has_kernel(operator) and not has_kernel(operator, "AutocastCPU"):
                 yield operator
 
 
 def _fp32_kernel(operator: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        with without_cpu_autocast():
             args, kwargs = tree_map(lambda value: value.float() if _is_half(value) else value, (args, kwargs))
             return operator(*args, **kwargs)
 
@@ -79,7 +77,7 @@ def _fp32_kernel(operator: OpOverload) -> Callable[..., Any]:
 
 def _fp32_output_kernel(operator: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        with without_cpu_autocast():
             if _is_half(args[0]) and kwargs.get("dtype") is None:
                 kwargs["dtype"] = torch.float32
             return operator(*args, **kwargs)

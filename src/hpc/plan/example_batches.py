@@ -13,12 +13,11 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from hpc.data.batch_contents import iterate_tensors, measure_batch
 from hpc.data.data_module import DataModule
+from hpc.privates.torch import tree_map, unset_fake_temporarily
 from hpc.training.dry_run import DryRunTrainer, explain
 from hpc.training.fake_tensors import fake_copy, fake_tensor_mode
 

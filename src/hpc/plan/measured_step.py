@@ -11,24 +11,26 @@ from functools import partial
 import lightning as L
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from hpc.data.batch_contents import BatchSize, measure_batch
 from hpc.plan.cuda_emulation import emulate_cuda
 from hpc.plan.example_batches import ExampleBatch, ExampleBatches, UnreadableData
-from hpc.plan.meter import Meter, local_bytes
+from hpc.plan.meter import Meter, local_bytes, storage_key
 from hpc.plan.module_source import ModuleSource, NotTraceable
-from hpc.plan.parameter_groups import list_groups
 from hpc.plan.trace_types import ParameterGroup
+from hpc.privates.torch import make_fake_store
+from hpc.privates.torch_sharding import local_shard
+from hpc.strategies.blocks import Blocks
+from hpc.strategies.parallelize import planned_part
 from hpc.training import dry_run
-from hpc.training.blocks import Blocks
 from hpc.training.fake_tensors import default_dtype, fake_tensor_mode, real_tensor_mode
-from hpc.training.parallelize import planned_part
 
+OUTSIDE = "outside the blocks"  # the name of the group of parameters beside them
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -73,8 +75,8 @@ def run_step(
     num_examples: int,
     precision: Precision,
     num_ranks: int,
-    is_checkpointed: bool = False,
-    is_real: bool = False,
+    is_checkpointed: bool,
+    is_real: bool,
 ) -> MeasuredStep:
     """Run a training step, and a step of the optimizers.
 
@@ -114,7 +116,7 @@ def run_step(
             raise NotTraceable(dry_run.explain(error, meter.operation if meter else None)) from error
     first = batch.tensors[0] if batch.tensors else None
     numbers = first.numel() // num_examples if first is not None else 0
-    return MeasuredStep(list_groups(module, blocks), meter, states, measure_batch(batch.batch), numbers)
+    return MeasuredStep(_list_groups(module, blocks), meter, states, measure_batch(batch.batch), numbers)
 
 
 def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks: int) -> MeasuredStep:
@@ -135,7 +137,7 @@ def measure_parameters(source: ModuleSource, *, precision: Precision, num_ranks:
         with Meter(module) as meter, suppress(Exception):
             dry_run.make_optimizers(module)
             states = _optimizer_states(trainer, meter)
-        return MeasuredStep(list_groups(module, source.find_blocks(module)), meter, states)
+        return MeasuredStep(_list_groups(module, source.find_blocks(module)), meter, states)
 
 
 def _measure(
@@ -160,6 +162,31 @@ def _parallelize(module: L.LightningModule, mesh: DeviceMesh | None) -> None:
     if mesh is not None:
         network = planned_part(module)
         parallelize_module(network, mesh, network.tensor_parallel_plan())
+
+
+def _list_groups(module: nn.Module, blocks: Blocks | None) -> tuple[ParameterGroup, ...]:
+    """Return the groups of a module. A parameter that several blocks share belongs to the first one."""
+    names = [f"block {number}" for number in range(len(blocks.modules) if blocks else 0)]
+    tensors: dict[str, list[Tensor]] = {name: [] for name in (OUTSIDE, *names)}
+    seen: set[int] = set()
+    for name, part in (*zip(names, blocks.modules if blocks else (), strict=True), (OUTSIDE, module)):
+        for tensor in (*part.parameters(), *part.buffers()):
+            if (key := storage_key(tensor)) not in seen:
+                seen.add(key)
+                tensors[name].append(tensor)
+    return tuple(_group(name, states) for name, states in tensors.items())
+
+
+def _group(name: str, states: list[Tensor]) -> ParameterGroup:
+    parameters = [state for state in states if isinstance(state, nn.Parameter)]
+    return ParameterGroup(
+        name=name,
+        num_parameters=sum(local_shard(parameter).numel() for parameter in parameters),
+        num_trained_per_rank=sum(local_shard(parameter).numel() for parameter in parameters if parameter.requires_grad),
+        num_parameters_all_ranks=sum(parameter.numel() for parameter in parameters),
+        num_tensors=len(parameters),
+        buffer_bytes=sum(local_bytes(state) for state in states if not isinstance(state, nn.Parameter)),
+    )
 
 
 def _optimizer_states(trainer: L.Trainer, meter: Meter) -> float | None:
@@ -187,7 +214,7 @@ def _tensor_parallel_mesh(num_ranks: int) -> Iterator[DeviceMesh | None]:
     if num_ranks == 1:
         yield None
         return
-    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=make_fake_store())
     try:
         yield init_device_mesh("cpu", (num_ranks,))
     finally:

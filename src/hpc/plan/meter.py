@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from hpc.data.batch_contents import iterate_tensors
 from hpc.monitor.flops import operation_flops
+from hpc.privates import torch as privates
+from hpc.privates.torch_sharding import local_shard
 
 ATEN = torch.ops.aten
 # What a collective costs as a share of an all-reduce of the whole tensor, which is a reduce-scatter and an all-gather.
@@ -33,7 +33,7 @@ class Level(NamedTuple):
     is_head: bool
 
 
-class Meter(TorchDispatchMode):
+class Meter(privates.TorchDispatchMode):
     """Measure a step of a module, once `begin` is called.
 
     Parameters, buffers and complete gradients do not count as bytes that are alive: strategies shard them.
@@ -89,8 +89,8 @@ class Meter(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         self.operation = str(func)
         out = func(*args, **(kwargs or {}))
-        read = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-        written = [t for t in tree_iter(out) if isinstance(t, Tensor)]
+        read = [t for t in privates.tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+        written = [t for t in privates.tree_iter(out) if isinstance(t, Tensor)]
         if self.is_recording:
             self._record(func, (args, kwargs or {}, out), read, written)
         for tensor in written:
@@ -106,14 +106,14 @@ class Meter(TorchDispatchMode):
         elif not is_view(func):
             args, kwargs, out = call
             flops = operation_flops(func, args, kwargs, out=out)
-            is_backward = torch._C._current_graph_task_id() != -1
+            is_backward = privates.is_in_backward()
             works = self.backward if is_backward else self.forward
             works.append(Operation(name, flops, sum(map(local_bytes, (*read, *written)))))
 
     def count(self, tensor: Tensor) -> None:
         """Count the storage of a tensor once, until it is freed."""
         storage = local_shard(tensor).untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = privates.storage_key(storage), storage.nbytes()
         if key in self._counted:
             return
         self._counted.add(key)
@@ -151,16 +151,11 @@ def is_view(func: Any) -> bool:
     """Return whether an operation only makes a view, which takes no time and no memory."""
     if func is ATEN._unsafe_view.default:  # its schema does not say so
         return True
-    returns = func._schema.returns
+    returns = privates.operation_schema(func).returns
     alias = returns[0].alias_info if returns else None
     return alias is not None and not alias.is_write
 
 
 def storage_key(tensor: Tensor) -> int:
     """Return a key of the storage behind a tensor."""
-    return local_shard(tensor).untyped_storage()._cdata
-
-
-def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor."""
-    return getattr(tensor, "_local_tensor", tensor)
+    return privates.storage_key(local_shard(tensor).untyped_storage())

@@ -7,11 +7,11 @@ from typing import Any
 import lightning as L
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hpc.plan.meter import local_bytes
-from hpc.training.blocks import Blocks, find_blocks
+from hpc.privates.torch import unset_fake_temporarily
+from hpc.strategies.blocks import Blocks, find_blocks
 from hpc.training.fake_tensors import default_dtype, fake_copy
 
 # Bytes of parameters that are made on a login node: by a constructor that needs values, and for a real step.
@@ -33,7 +33,7 @@ class ModuleSource:
         blocks: paths of its lists of blocks; None: they are found.
     """
 
-    def __init__(self, make_module: Callable[[], L.LightningModule], blocks: Any = None) -> None:
+    def __init__(self, make_module: Callable[[], L.LightningModule], blocks: Any) -> None:
         self.make_module, self.block_paths = make_module, blocks
         self._real: L.LightningModule | None = None
 

@@ -15,13 +15,6 @@ from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 
 NETWORK_FILE = "network.json"  # of a run of tools/comm.py
-NO_PIPELINE = "A plan has no pipeline any more, because train.py has none"
-FORMER_WORDS = {  # and what to type instead
-    "plot": ("A plan draws nothing any more: it prints the same table", "--json, for the numbers of a plot"),
-    "pipeline": (NO_PIPELINE, "the command without it"),
-    "interleaved": (NO_PIPELINE, "the command without it"),
-    "micro_batch": ("A plan has the micro-batch of the config", "trainer.accumulate_grad_batches= or data.batch_size="),
-}
 
 
 @dataclass(frozen=True)
@@ -47,8 +40,6 @@ def split_words(words: Sequence[str]) -> tuple[PlanWords, list[str]]:
             amounts[key] = _positive_number(key, value)
         elif key == "network":
             network = Path(value)
-        elif key in FORMER_WORDS:
-            raise ConfigError(key, value, *FORMER_WORDS[key])
         else:
             overrides.append(word)
     if len(amounts) > 1:

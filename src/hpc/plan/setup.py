@@ -43,7 +43,7 @@ class ParallelLayout:
     def computes_in(self) -> tuple[str, str | None]:
         """Return the precision of parameters in computation, and that of autocast (None: no autocast).
 
-        FSDP2 gathers shards in bf16 (training/parallelize.py). DeepSpeed keeps a 16-bit copy, without autocast.
+        FSDP2 gathers shards in bf16 (strategies/parallelize.py). DeepSpeed keeps a 16-bit copy, without autocast.
         """
         kind, _, mode = self.precision.partition("-")
         if mode != "mixed":

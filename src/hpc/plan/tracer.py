@@ -7,7 +7,7 @@ does not fail if the module does.
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 
 from hpc.config.build import build
 from hpc.plan.example_batches import ExampleBatches, UnreadableData
-from hpc.plan.measured_step import ModuleSource, NotTraceable, Precision, measure_parameters, run_step
+from hpc.plan.measured_step import MeasuredStep, Precision, measure_parameters, run_step
 from hpc.plan.meter import Level, Meter, Operation
+from hpc.plan.module_source import ModuleSource, NotTraceable
 from hpc.plan.trace_types import BatchCost, MemoryLevel, Trace, Work
 
 # Examples of the two runs that determine each line, and of a third one where costs are squares. A single one is too few
@@ -72,6 +73,16 @@ def trace_step(
     steps = [run(num_examples=num_examples) for num_examples in (FEW, MORE)]
     if _compares_examples(*(step.meter for step in steps)):
         steps.append(run(num_examples=MOST))
+    return replace(
+        _trace_of(steps),
+        loader_batch_size=batches.loader_batch_size,
+        loader_divides_by_ranks=batches.loader_divides_by_ranks,
+        note=batches.note,
+    )
+
+
+def _trace_of(steps: Sequence[MeasuredStep]) -> Trace:
+    """Return the trace of a step that was measured with `FEW`, `MORE` and perhaps `MOST` examples."""
     few, meters = steps[0], [step.meter for step in steps]
     num_trained = sum(group.num_trained_per_rank for group in few.groups)
     size = few.batch_size
@@ -86,9 +97,6 @@ def trace_step(
         levels=_highest_levels(*(meter.levels for meter in meters), num_trained=num_trained),
         optimizer_states=few.optimizer_states,
         numbers_per_example=few.numbers_per_example,
-        loader_batch_size=batches.loader_batch_size,
-        loader_divides_by_ranks=batches.loader_divides_by_ranks,
-        note=batches.note,
     )
 
 

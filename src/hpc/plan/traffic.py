@@ -96,7 +96,7 @@ def _gather_seconds(group: ParameterGroup, setup: ParallelLayout, machine: Machi
 def _scatter_seconds(group: ParameterGroup, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time to sum a group's gradients in each backward, which FSDP, ZeRO-2 and ZeRO-3 do.
 
-    With mixed precision, FSDP sums in fp32 (training/parallelize.py).
+    With mixed precision, FSDP sums in fp32 (strategies/parallelize.py).
     """
     if setup.sharding not in ("fsdp", "zero2", "zero3"):
         return 0.0

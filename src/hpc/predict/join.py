@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from hpc.config.errors import ConfigError
 from hpc.predict.parts import FOLDER, read_batches
+from hpc.privates.torch import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 from hpc.system import files
 
 JOINED_FOLDER = f"{FOLDER}.joined"  # the parts, while they are removed

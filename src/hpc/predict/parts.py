@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpc.checkpoint import plain_data, safe_unpickle
 from hpc.config.errors import ConfigError
+from hpc.privates.torch import tree_leaves, tree_map_only
 from hpc.system import files
 
 FOLDER = "predictions"  # in the run directory

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,25 @@ from torch.utils.data import Sampler
 
 from hpc.config.errors import ConfigError
 from hpc.data.even_batches import EvenBatches
-from hpc.data.noted_batches import index_sampler
-from hpc.data.sampler import EvalBatchSampler
+from hpc.data.sample_order import ARRAYS, EpochIndex, SampleOrder, index_sampler
 from hpc.data.stream_loader import is_map_style
 
 ORDER_FIX = "shuffle=False in predict_dataloader and the batch size as it was, or a new run_dir="
 
 
 class RestOfBatches(Sampler[Any]):
-    """A loader's sampler of batches without its first ones, which are drawn and never fetched.
+    """A loader, or its sampler of batches, without its first ones. Those of a sampler are drawn and never fetched.
 
     Args:
-        done: the indices of their samples when they were written; None: unknown.
+        done: the indices of their samples when they were written; None: unknown, as of a stream.
         stop: number of all batches; None: as many as there are.
+        report_progress: called for each batch that is passed over.
     """
 
-    def __init__(self, batches: Any, done: Sequence[list[int] | None], *, stop: int | None) -> None:
-        self.batches, self.done, self.stop = batches, done, stop
+    def __init__(
+        self, batches: Any, done: Sequence[list[int] | None], *, stop: int | None, report_progress: Callable[[], None]
+    ) -> None:
+        self.batches, self.done, self.stop, self.report_progress = batches, done, stop, report_progress
 
     def __getattr__(self, name: str) -> Any:
         if name == "batches":  # missing in a copy that is being made
@@ -42,36 +44,11 @@ class RestOfBatches(Sampler[Any]):
         for number, batch in zip(count() if self.stop is None else range(self.stop), self.batches, strict=False):
             if number >= len(self.done):
                 yield batch
-            elif (before := self.done[number]) is not None and _indices(batch) not in (None, before):
+                continue
+            if (before := self.done[number]) is not None and _indices(batch) not in (None, before):
                 rule = f"A prediction must go on in the order in which it began; batch {number} has other samples now"
                 raise ConfigError("data", None, rule, ORDER_FIX, only_this_rank=True)
-
-
-class RestOfStream:
-    """A loader without its first batches, which are fetched and passed over: a stream has no indices.
-
-    Args:
-        stop: number of all batches; None: as many as there are.
-        report_progress: called after each batch that is passed over.
-    """
-
-    def __init__(self, loader: Any, num_done: int, *, stop: int | None, report_progress: Callable[[], None]) -> None:
-        self.loader, self.num_done, self.stop, self.report_progress = loader, num_done, stop, report_progress
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # missing in a copy that is being made
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        num = len(self.loader) if self.stop is None else min(self.stop, len(self.loader))
-        return max(0, num - self.num_done)
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = islice(iter(self.loader), self.stop)
-        for _ in islice(batches, self.num_done):
             self.report_progress()
-        return batches
 
 
 def leave_out_first(
@@ -89,11 +66,10 @@ def leave_out_first(
         loader.loader = leave_out_first(loader.loader, done, limit=limit, report_progress=report_progress)
         return loader
     if not is_map_style(loader):
-        return RestOfStream(loader, len(done), stop=stop, report_progress=report_progress)
+        return RestOfBatches(loader, done, stop=stop, report_progress=report_progress)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    vars(loader)[name] = RestOfBatches(
-        index_sampler(loader), done, stop=stop
-    )  # DataLoader does not allow this attribute to be set
+    # DataLoader does not allow this attribute to be set.
+    vars(loader)[name] = RestOfBatches(index_sampler(loader), done, stop=stop, report_progress=report_progress)
     return loader
 
 
@@ -105,8 +81,8 @@ def sample_indices(loader: Any, number: int) -> list[int] | None:
     """
     sampler = index_sampler(loader)
     batches = sampler.batches if isinstance(sampler, RestOfBatches) else sampler
-    if isinstance(batches, EvalBatchSampler):
-        return list(batches.parts[number])
+    if isinstance(batches, SampleOrder) and batches.gives == ARRAYS:
+        return list(batches.parts[number])  # type: ignore[index]  # in the order of the dataset
     seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)  # Lightning's wrapper has it
     return _indices(seen[number]) if seen else None
 
@@ -117,9 +93,8 @@ def is_repeated(loader: Any, batch_idx: int) -> bool:
 
 
 def _indices(batch: Any) -> list[int] | None:
-    """Return the sample indices in what a sampler gives: one, several, or (epoch, array); None for anything else."""
-    if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], np.ndarray):
-        batch = batch[1]
+    """Return the sample indices in what a sampler gives: one, several, or an array; None for anything else."""
+    batch = batch.index if isinstance(batch, EpochIndex) else batch
     if isinstance(batch, np.ndarray | Tensor):
         batch = batch.tolist()
     try:

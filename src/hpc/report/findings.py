@@ -70,7 +70,7 @@ def _unmeasured_wait(statistics: RunStatistics, config: Mapping[str, Any]) -> It
     observation = (
         f"{format_percent(rest)} of a step is not computation. How much of it is waiting for data was not measured."
     )
-    yield Finding(rest, observation, None, "The trainer.profiler of configs/trainer/base.yaml measures it.")
+    yield Finding(rest, observation, None, "The default of trainer.profiler measures it.")
 
 
 def _validation_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from shutil import which
 
 from hpc.jobs import job_states
 from hpc.jobs.job_states import JobState
-from hpc.run import history, last_seen
+from hpc.report.latest_metric import latest_step_and_metric
+from hpc.run import history
 from hpc.run.history import RunRecord
 from hpc.system.tables import make_console, one_line, table_lines
 
@@ -16,6 +17,7 @@ TITLES = ("run", "job", "state", "attempts", "nodes", "step", "metric", "node-ho
 MAX_REASON_LENGTH = 40  # characters of a reason that is shown behind the state; a longer one stands below the table
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
 ACTIVE = {"running", "completing", "running?"}  # states of a run that makes steps
+SILENT_SECONDS = 60  # without a heartbeat, of which there is one every 2 s: a file server shows some of them late
 REJECTED = JobState("failed", "exit code 2")
 STATES_WITHOUT_ERROR = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
 
@@ -39,7 +41,7 @@ def format_runs(places: Sequence[Path]) -> list[str]:
     """Return the table of all runs at or below these places, newest last, and the first error of each below it."""
     runs_by_place = {place: history.find_runs(place) for place in places}
     runs = [run for runs_of_place in runs_by_place.values() for run in runs_of_place]
-    runs.sort(key=lambda run: (run.submit_time or run.stale_before, run.path.parent, run.index))
+    runs.sort(key=lambda run: (run.submit_time or _start_time(run), run.path.parent, run.index))
     if not runs:
         return [f"There is no run in {' '.join(map(str, places))} yet. Try: python train.py, or python submit.py"]
     rows, silent = query_rows(runs)
@@ -50,6 +52,11 @@ def format_runs(places: Sequence[Path]) -> list[str]:
         *(one_line(f"{row.run}: {row.note}") for row in rows if row.note),
         *(f"{command} does not answer, so the states come from the run directories alone" for command in silent),
     ]
+
+
+def _start_time(run: RunRecord) -> float:
+    """Return the unix time of the last start; 0 if there is none."""
+    return run.attempts[-1].start if run.attempts else 0
 
 
 def query_rows(runs: Sequence[RunRecord]) -> tuple[list[RunRow], list[str]]:
@@ -76,7 +83,7 @@ def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) ->
     if state.name != "finished" and not note:
         note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.name == "failed" else "")
         note = note or history.first_error(run, logs_too=not (state.is_active or state.name in STATES_WITHOUT_ERROR))
-    step, metric = history.latest_step_and_metric_text(run)
+    step, metric = latest_step_and_metric(run)
     num_hosts = len(run.attempts[-1].hosts) if run.attempts else 0
     is_running = state.name in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
     return RunRow(
@@ -148,7 +155,7 @@ def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> JobStat
     if last and last.end:
         return JobState(OUTCOMES.get(str(last.end.get("outcome")), "ended"))
     if last:
-        is_silent = now - history.last_sign_of_life(run, last) > last_seen.SILENT_SECONDS
+        is_silent = now - history.last_sign_of_life(run, last) > SILENT_SECONDS
         return JobState("died" if is_silent else "running?")
     if run.jobs and is_job_unknown:
         return JobState("unknown", f"{job_states.QUERY_COMMAND[scheduler_of_run(run)]} does not know its job")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpc.charts import page
 from hpc.config.errors import ConfigError
-from hpc.report import run_rates, run_table, scaling_table
+from hpc.report import run_table, scaling_table
 from hpc.report.endings import has_stopped_unfinished
 from hpc.report.scaling_table import ScalingRow
 from hpc.report.whole_file import write_whole
@@ -34,7 +34,7 @@ def point_lines(folder: Path) -> list[str]:
             advice.append(f"{point.name} is not submitted: the command of the study submits it")
         elif not run.is_finished and (has_stopped_unfinished(row) or row.state == NOT_SUBMITTED):
             advice.append(f"to go on with {point.name}: python submit.py resume={shlex.quote(str(run.path))}")
-        elif run.is_finished and (rate := run_rates.read_rates(run.path)):
+        elif run.is_finished and (rate := scaling_table.read_rates(run.path)):
             rates[point.nodes] = rate
         elif run.is_finished:
             advice.append(f"{point.name} has finished, but has no readable curves of perf/")

@@ -1,16 +1,31 @@
-"""The table of a scaling study and its charts: from points and what their runs measured to text, CSV and curves."""
+"""The table of a scaling study and its charts: from points and curves perf/ of their runs to text, CSV and curves."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median_low
 
 from hpc.charts.chart import Chart, Series
-from hpc.report.run_rates import RunRates
+from hpc.monitor import event_files
+from hpc.run import attempt_log
 from hpc.studies.scaling_file import PointSizes
 from hpc.system.tables import table_lines
 
 PARTS = ("step", "compute", "data", "other")  # <part>_seconds of a row
+
+
+@dataclass(frozen=True)
+class RunRates:
+    """The rate and the step times of a run: those of the window of steps with the median step time."""
+
+    unit: str  # samples or tokens
+    rate_per_second: float  # in that unit, of all devices
+    step_seconds: float
+    compute_seconds: float | None  # None, like the following ones: not measured
+    data_seconds: float | None
+    other_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +44,24 @@ class ScalingRow:
     compute_seconds: float | None = None
     data_seconds: float | None = None
     other_seconds: float | None = None
+
+
+def read_rates(run_dir: Path) -> RunRates | None:
+    """Return the speed of a run; None if it left fewer than two points of perf/step_seconds, or no rate."""
+    points = event_files.read_curves(*attempt_log.curve_folders(run_dir)).points
+    windows = points.get("perf/step_seconds", [])[1:]  # the first one is warm-up
+    unit = next((unit for unit in ("tokens", "samples") if f"perf/{unit}_per_second" in points), None)
+    if not windows or unit is None:
+        return None
+    step_seconds = median_low(seconds for _, seconds in windows)
+    median_step = next(step for step, seconds in windows if seconds == step_seconds)
+
+    def at_median(name: str) -> float | None:
+        return dict(points.get(f"perf/{name}", ())).get(median_step)
+
+    rate = at_median(f"{unit}_per_second")
+    parts = (at_median(f"{part}_seconds") for part in ("compute", "data", "other"))
+    return None if rate is None else RunRates(unit, rate, step_seconds, *parts)
 
 
 def make_rows(

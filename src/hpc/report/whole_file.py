@@ -1,8 +1,8 @@
 """Files that a report leaves in a run directory or in the folder of a study, which may be another user's."""
 
-import os
 from pathlib import Path
 
+from hpc.system.files import complete_file
 from hpc.system.tables import one_line
 
 
@@ -11,13 +11,9 @@ def write_whole(path: Path, content: bytes) -> str:
 
     It may fail: another user's folder is read-only, and a disk may be full.
     """
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        try:
+        with complete_file(path) as temporary:
             temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         return one_line(f"cannot write {path}: {error.strerror}")
     return one_line(f"page: {path}" if path.suffix == ".html" else f"table: {path}")

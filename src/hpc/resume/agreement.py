@@ -1,4 +1,8 @@
-"""Decisions that all ranks must make alike: they agree about once a second. The steps between exchange nothing."""
+"""Decisions that all ranks must make alike: they agree about once a second, and exchange nothing between.
+
+They count moments at which they could agree: each beginning of an optimizer step, and each batch of an evaluation that
+may be stopped. All ranks have the same moments.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,7 +16,7 @@ from hpc.resume.early_agreement import EarlyAgreement
 
 INTERVAL_SECONDS = 1.0  # between two agreements
 RANK_BITS = 24  # of a number that holds a time and, in these lowest bits, the rank
-MAX_GROWTH = 8  # an interval has at most so many times the steps of the last one: the first steps say little
+MAX_GROWTH = 8  # an interval has at most so many times the moments of the last one: the first ones say little
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,13 @@ class RankTimes:
 
 
 class Agreement:
-    """Agreements of all ranks, which call `all_reduce_requests` at the same steps.
+    """Agreements of all ranks, which call `all_reduce_requests` at the same moments.
 
     Args:
         is_wanted: return whether this rank wants an agreement as soon as possible.
-        shares_group_of: another agreement of the same ranks, which counts something else.
 
     Attributes:
-        next_step: the step of the next agreement, unless `early` brings one before.
+        next_moment: the moment of the next agreement, unless `early` brings one before.
         take_own_microseconds: return the time that this rank has spent by itself in a step since the last agreement.
         rank_times: of all ranks, as they were at the last agreement; None: nobody measures them.
     """
@@ -52,27 +55,31 @@ class Agreement:
     take_own_microseconds: Callable[[], int] | None = None
     rank_times: RankTimes | None = None
 
-    def __init__(
-        self, is_wanted: Callable[[], bool] = lambda: False, *, shares_group_of: "Agreement | None" = None
-    ) -> None:
+    def __init__(self, is_wanted: Callable[[], bool] = lambda: False) -> None:
         has_peers = dist.is_available() and dist.is_initialized()
         rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_peers else (0, 1)
         # On the host, so that an agreement waits for no kernel of a device.
-        self.group: Any = dist.new_group(backend="gloo") if has_peers and not shares_group_of else None
-        if shares_group_of:
-            self.group = shares_group_of.group
-        name = "beside" if shares_group_of else "early"
-        self.early = EarlyAgreement(is_wanted, rank=rank, num_ranks=num_ranks, name=name)
-        self.next_step = 0
-        self._interval_steps = 1
-        self._last_step, self._last_time = 0, time.monotonic()
+        self.group: Any = dist.new_group(backend="gloo") if has_peers else None
+        self.early = EarlyAgreement(is_wanted, rank=rank, num_ranks=num_ranks)
+        self._moment = 0
+        self.restart()
 
-    def is_due(self, step: int) -> bool:
-        """Return whether an agreement of all ranks is due at this step. Must be called once at each step."""
-        return step >= self.next_step or self.early.wait_if_promised(step)
+    def restart(self) -> None:
+        """Agree at the next moment: an evaluation begins or has ended, and nobody knows how fast moments follow now."""
+        self.next_moment, self._interval = self._moment + 1, 1
+        self._last_moment, self._last_time = self.next_moment, time.monotonic()
 
-    def all_reduce_requests(self, step: int, request: RankRequest, *, checksum: int = 0) -> RankRequest:
-        """Return the requests of all ranks together, at an optimizer step that they share.
+    def is_due(self, *, is_needed: bool = False) -> bool:
+        """Return whether all ranks agree at this moment. Must be called once at each moment.
+
+        Args:
+            is_needed: they agree in any case.
+        """
+        self._moment += 1
+        return is_needed or self._moment >= self.next_moment or self.early.wait_if_promised(self._moment)
+
+    def all_reduce_requests(self, request: RankRequest, *, checksum: int = 0) -> RankRequest:
+        """Return the requests of all ranks together, at a moment that they share.
 
         Args:
             checksum: of what must be the same on all ranks; see `RankRequest.ranks_differ`.
@@ -80,15 +87,15 @@ class Agreement:
         numbers = [getattr(request, field.name) for field in fields(RankRequest)]
         own_microseconds = self.take_own_microseconds() if self.take_own_microseconds else 0
         numbers += [own_microseconds << RANK_BITS | self.early.rank, -own_microseconds]
-        numbers += [checksum, -checksum, -self._steps_in_interval(step)]
+        numbers += [checksum, -checksum, -self._moments_in_interval()]
         if self.group is not None:
             tensor = torch.tensor(numbers)
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
             numbers = tensor.tolist()
-        self._interval_steps = -numbers.pop()  # that of the slowest rank
-        self.next_step = step + self._interval_steps
-        self._last_step, self._last_time = step, time.monotonic()
-        self.early.conclude(step)
+        self._interval = -numbers.pop()  # that of the slowest rank
+        self.next_moment = self._moment + self._interval
+        self._last_moment, self._last_time = self._moment, time.monotonic()
+        self.early.conclude(self._moment)
         *requested, slowest, minus_fastest, largest_checksum, minus_smallest_checksum = numbers
         if microseconds := slowest >> RANK_BITS:
             self.rank_times = RankTimes(slowest & (1 << RANK_BITS) - 1, microseconds / 1e6, -minus_fastest / 1e6)
@@ -99,10 +106,10 @@ class Agreement:
         if self.group is not None:
             dist.barrier(self.group)
 
-    def _steps_in_interval(self, step: int) -> int:
-        """Return how many steps this rank makes in `INTERVAL_SECONDS`, judged by those since the last agreement."""
-        num_steps, elapsed_seconds = step - self._last_step, time.monotonic() - self._last_time
-        if num_steps <= 0:
-            return self._interval_steps
-        expected = int(INTERVAL_SECONDS * num_steps / max(elapsed_seconds, 1e-9))
-        return max(1, min(expected, self._interval_steps * MAX_GROWTH))
+    def _moments_in_interval(self) -> int:
+        """Return how many moments this rank has in `INTERVAL_SECONDS`, judged by those since the last agreement."""
+        num_moments, elapsed_seconds = self._moment - self._last_moment, time.monotonic() - self._last_time
+        if num_moments <= 0:
+            return self._interval
+        expected = int(INTERVAL_SECONDS * num_moments / max(elapsed_seconds, 1e-9))
+        return max(1, min(expected, self._interval * MAX_GROWTH))

@@ -1,6 +1,6 @@
 """The state from which a run resumes: saved between two steps, restored when training starts and at its first batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -8,43 +8,34 @@ import lightning as L
 from torch import Tensor
 
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
-from hpc.data import position, position_checks, replay, same_data
+from hpc.data import loader_places, position, position_checks, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
-from hpc.resume.initial_values import InitialValues
+from hpc.resume.initial_values import InitialValues, without_computed
 from hpc.state import attributes, randomness, trainer_settings
-from hpc.state.batch_effects import has_transfer_hooks
-from hpc.training.synced_buffers import SyncsBuffers
+from hpc.state.batch_effects import OF_DATA, has_transfer_hooks
 
 
-def state_to_save(
-    trainer: L.Trainer, module: L.LightningModule, *, initial: InitialValues, random_at_start: Any
-) -> dict[str, Any]:
+def state_to_save(trainer: L.Trainer, module: L.LightningModule, *, initial: InitialValues) -> dict[str, Any]:
     """Return what Lightning does not save, for a checkpoint; below `RANK_STATE` what belongs to this rank alone.
 
     Args:
         initial: attributes and settings are saved that have changed since.
-        random_at_start: random state with which the module's own `on_train_start` was called.
     """
     place = position.current_position(trainer)
-    changed = attributes.find_changed(trainer, module, initial=initial.attributes or {})
+    changed, of_start = initial.changed(trainer, module)
     if trainer.is_global_zero:
         attributes.print_unsaved(changed, initial.named_unsaved)
-    buffers = trainer.strategy.differing_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
     return {
         "position": place,
         "scheduled": schedules.scheduled_values(trainer.optimizers),
         RANK_STATE: {
             "random": randomness.plain_state(),
-            "began": random_at_start,
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": accumulated_gradients.state(module),
-            "attributes": [
-                *changed,
-                *attributes.buffers_as_changed(buffers),
-            ],
+            "attributes": changed,
+            "of_start": of_start,
             "settings": trainer_settings.find_changed(trainer, initial.settings),
-            "evaluation": replay.evaluation_generators(trainer),
-            "loaders": replay.loader_places(
+            "loaders": loader_places.loader_places(
                 trainer, is_fetched=place["is_fetched"], between_epochs=place["between_epochs"]
             ),
         },
@@ -60,14 +51,15 @@ class Continuation:
 
     Attributes:
         folder: the checkpoint's.
-        before_restored: fingerprints of attributes that were restored, as they were before.
-        random_at_start: random state with which the module's own `on_train_start` was called in the first attempt.
 
     Raises:
         ConfigError: the run cannot resume there in this layout.
     """
 
-    def __init__(self, trainer: L.Trainer, checkpoint: dict[str, Any], *, num_skipped: int) -> None:
+    def __init__(
+        self, trainer: L.Trainer, checkpoint: dict[str, Any], *, num_skipped: int, initial: InitialValues
+    ) -> None:
+        self.initial = initial
         self.saved_position, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
         position_checks.reject_earlier_end(trainer, self.saved_position, steps=checkpoint["global_step"])
         self.start = position.set_counters(
@@ -79,10 +71,9 @@ class Continuation:
         self.is_same_world_size = self.saved_position["world_size"] == trainer.world_size
         self.is_same_epoch = self.start.epoch == self.saved_position["epoch"]
         self.folder, self.rank_state = Path(str(trainer.ckpt_path)), checkpoint[RANK_STATE]
-        self.data_state = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
-        self.saved_buffers: dict[str, Tensor] = {}
-        self.random_at_start = self._state_of_rank().get("began")
-        self.before_restored = self._restore_data(trainer)  # before loaders are made of it
+        self._is_same_data = True
+        self._data_state = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
+        self._saved_buffers: dict[str, Tensor] = {}
         if not self.is_same_epoch and trainer.is_global_zero:
             skipped = "with its validation, and what schedules and callbacks do there"
             print(f"note: the end of epoch {self.saved_position['epoch']} is left out, {skipped}", flush=True)
@@ -98,48 +89,60 @@ class Continuation:
         """
         other_data = same_data.has_changed_data(trainer)
         position_checks.check_position(trainer, self.saved_position, start=self.start, other_data=other_data)
-        loaders = (self.rank_state or read_rank_state(self.folder, 0))["loaders"] if self.is_same_epoch else []
-        replay.prepare_loaders(trainer, loaders, num_done=self._num_batches_done)
+        self._is_same_data = not other_data
+        loader_places.prepare_loaders(trainer, self._loader_places())
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
-            is_same = self.is_same_world_size and self.start.batches == self.saved_position["batches"]
-            replay.pass_over_batches(
-                trainer, loaders, num_done=self._num_batches_done, tick=report, is_same=is_same and not other_data
+            loader_places.pass_over_skipped(
+                trainer, self._loader_places(), num=self._num_batches_skipped(), tick=report
             )
-        # Also what collates samples, and what the making of loaders has changed.
-        self.before_restored = self._restore_data(trainer) | self.before_restored
+        if not self._makes_new_loaders(trainer):  # else they were set before loaders were made, which has changed them
+            changed = [entry for entry in self._state_of_rank()["attributes"] if entry[0].startswith(OF_DATA)]
+            attributes.restore_silently(trainer, module, changed=changed)
         schedules.restore(trainer.optimizers, self.scheduled)
-        if not self.start.is_fetched:
-            self._restore(trainer, module)
         if self.start.is_fetched and has_transfer_hooks(module):
             names = module.state_dict(keep_vars=True).keys()
-            self.saved_buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in names}
-        if self._makes_new_loaders(trainer):
-            trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right attributes
+            self._saved_buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in names}
         # If a validation was just done, Lightning counts it by this function, which makes an iterator of its data.
         validation = trainer.fit_loop.epoch_loop.val_loop
         validation.increment_progress_to_evaluation_end = _keep_random_state(  # type: ignore[method-assign]
             validation.increment_progress_to_evaluation_end
         )
 
-    def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Restore attributes and settings, before the module's own `on_train_epoch_start`."""
+    def after_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Restore random numbers, once hooks have drawn theirs and before iterators of loaders draw."""
+        if not self.start.is_fetched:
+            self._restore(trainer, module)
+
+    def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule, *, made: Set[attributes.Place]) -> None:
+        """Restore attributes and settings, before the module's own `on_train_epoch_start`.
+
+        Args:
+            made: places of attributes that the making of training loaders has changed.
+        """
         state = self._state_of_rank()
-        changed = state.get("attributes", [])
-        if self._makes_new_loaders(trainer):  # the data were restored before, and have made loaders since
-            changed = [entry for entry in changed if not entry[0].startswith((attributes.DATA, attributes.COLLATE))]
+        changed = state["attributes"]
+        if self._makes_new_loaders(trainer):
+            changed = [entry for entry in changed if tuple(entry[:2]) not in made]
+        of_start = {(owner, name) for owner, name in state["of_start"]}
+        is_same_plan = self._is_same_plan(trainer)
+        changed = without_computed(trainer, module, changed=changed, of_start=of_start, is_same_plan=is_same_plan)
         attributes.restore(trainer, module, changed=changed, is_other_rank=not self.is_same_world_size)
+        self.initial.take_over(trainer, module, changed=state["attributes"], of_start=of_start)
         trainer_settings.restore(trainer, state.get("settings", []))
 
-    def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule, *, made: Set[attributes.Place]) -> None:
         """Restore what Lightning has changed since, as it counts one batch too many when it restarts."""
         start, loop = self.start, trainer.fit_loop.epoch_loop
         loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
         trainer.fit_loop._restarting = False  # else schedules would not look for plateaus at the end of this epoch
-        self._undo_transfer(trainer, module)
+        self._restore_saved_state(trainer, module)
         if not start.between_epochs:  # otherwise the epoch begins, with all that belongs to it
             trainer.accumulate_grad_batches = start.micro_batches_per_step
-            self.on_epoch_start(trainer, module)
+            loader_places.finish_orders(
+                trainer, self._loader_places(), is_same=self._is_same_data and self.is_same_world_size
+            )
+            self.on_epoch_start(trainer, module, made=made)
         # With another world size all ranks take rank 0's gradients, as ranks share what they have averaged.
         accumulated_gradients.restore(module, self._state_of_rank().get("gradients", {}))
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first batch of an epoch clears its sums
@@ -149,17 +152,10 @@ class Continuation:
     def loader_notes(self, trainer: L.Trainer) -> dict[str, Any]:
         """Return what `LoaderMaking` noted of loaders that are still the same at this position."""
         notes = self._state_of_rank().get("made_loaders", {})
-        has_new_loaders = self._is_reload_due(trainer) and (self.start.between_epochs or not self.is_same_epoch)
-        return {split: note for split, note in notes.items() if split != "train" or not has_new_loaders}
-
-    def state_before_transfer(self) -> dict[str, Any] | None:
-        """Return the state before the first batch was moved to the device; None if it was not fetched yet."""
-        state = self._state_of_rank().get("transferred") if self.start.is_fetched else None
-        return state | {"random": None} if state and not self.is_same_world_size else state
-
-    def evaluation_generators(self) -> list[list[Any]]:
-        """Return the generators with which each loader of a validation draws."""
-        return self._state_of_rank().get("evaluation", [])
+        if self._makes_new_loaders(trainer):
+            new = {"changed": self._state_of_rank()["attributes"], "epoch": self.start.epoch, "is_new": True}
+            return notes | {"train": new}
+        return notes
 
     def on_training_already_complete(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Restore what callbacks and the test would see right after the last step, if all steps were done before."""
@@ -173,25 +169,26 @@ class Continuation:
             trainer.fit_loop.epoch_progress.increment_completed()
 
     def _makes_new_loaders(self, trainer: L.Trainer) -> bool:
-        """Return whether a whole epoch comes next, with new training loaders."""
-        return self.start.between_epochs and self._is_reload_due(trainer)
+        """Return whether another epoch than that of the save comes next, with new training loaders."""
+        return self._is_reload_due(trainer) and (self.start.between_epochs or not self.is_same_epoch)
 
     def _is_reload_due(self, trainer: Any) -> bool:
         note = self._state_of_rank().get("made_loaders", {}).get("train")
         interval = trainer.reload_dataloaders_every_n_epochs
         return bool(interval) and (note is None or self.start.epoch - note["epoch"] >= interval)
 
-    def _undo_transfer(self, trainer: Any, module: L.LightningModule) -> None:
-        """Undo what moving the first batch has changed: it had been moved before the save, so that is in the state."""
+    def _restore_saved_state(self, trainer: Any, module: L.LightningModule) -> None:
+        """Set again what was loaded and has changed as the first batch was moved: the save had counted that batch."""
         for name, buffer in module.named_buffers():
-            if name in self.saved_buffers:
-                buffer.copy_(self.saved_buffers[name])
-        if self.start.is_fetched and self.data_state is not None and has_transfer_hooks(trainer.datamodule):
-            trainer.datamodule.load_state_dict(self.data_state)
+            if name in self._saved_buffers:
+                buffer.copy_(self._saved_buffers[name])
+        if self.start.is_fetched and self._data_state is not None and has_transfer_hooks(trainer.datamodule):
+            trainer.datamodule.load_state_dict(self._data_state)
 
-    def _restore_data(self, trainer: L.Trainer) -> attributes.InitialAttributes:
-        changed = self._state_of_rank().get("attributes", [])
-        return attributes.restore_data(trainer, trainer.lightning_module, changed=changed)
+    def _is_same_plan(self, trainer: L.Trainer) -> bool:
+        """Return whether training is as long as it was when it was saved, on as many ranks."""
+        now, saved = position.current_position(trainer), self.saved_position
+        return all(now[key] == saved[key] for key in ("ends", "world_size", "accumulate", "batches_per_epoch"))
 
     def _state_of_rank(self) -> dict[str, Any]:
         """Return this rank's own state, or with another world size rank 0's."""
@@ -209,34 +206,13 @@ class Continuation:
         # Of a rank that is new, too: outside of steps all ranks draw the same numbers.
         randomness.restore(self._state_of_rank()["random"])
 
-    def _num_batches_done(self, saved: int | None) -> int:
-        """Return how many batches of a loader are done: of a shorter one that begins again, in its present pass.
+    def _loader_places(self) -> list[dict[str, Any]]:
+        return self._state_of_rank()["loaders"] if self.is_same_epoch else []
 
-        Args:
-            saved: how many they were in the layout of the save; None: unknown.
-        """
-        start, position_then = self.start, self.saved_position
-        if saved is None or not self.is_same_epoch:
-            return start.batches
-        now, then = start.micro_batches_per_step, position_then["accumulate"]
-        num_skipped = start.batches - position_then["batches"] * now // then
-        return saved * now // then + num_skipped
-
-
-def replay_train_start_randomness(random_state: dict[str, Any], module: L.LightningModule) -> None:
-    """Let callbacks and the module draw in `on_train_start` what they drew when the run began.
-
-    After the module's hook the present random state is restored.
-    """
-    present_state, hook = randomness.plain_state(), module.on_train_start
-
-    def hook_then_restore() -> None:
-        vars(module).pop("on_train_start")
-        hook()
-        randomness.restore(present_state)
-
-    randomness.restore(random_state)
-    module.on_train_start = hook_then_restore  # type: ignore[method-assign]
+    def _num_batches_skipped(self) -> int:
+        """Return how many batches of this epoch are left out, in the layout of now."""
+        then = self.saved_position
+        return self.start.batches - then["batches"] * self.start.micro_batches_per_step // then["accumulate"]
 
 
 def _keep_random_state(function: Callable[[], None]) -> Callable[[], None]:

@@ -1,7 +1,8 @@
 """Agree earlier than planned: ranks whose steps became slow must not keep the interval of the fast ones.
 
-The main threads exchange nothing at steps without an agreement, and one rank may be several steps ahead of another. So
-the watchdogs' threads agree among themselves, through the store, on the step of the next agreement. Rank 0 proposes a
+The main threads exchange nothing at moments without an agreement, and one rank may be several moments ahead of another.
+A step here is such a moment (agreement.py). So the watchdogs' threads agree among themselves, through the store, on the
+step of the next agreement. Rank 0 proposes a
 step; a rank that has not reached it yet promises to wait there; when all have promised, rank 0 confirms it. If one is
 further already, rank 0 proposes a later step.
 """
@@ -20,11 +21,10 @@ class EarlyAgreement:
     Args:
         is_wanted: return whether this rank wants an agreement as soon as possible; both threads call it.
         rank, num_ranks: of the ranks that agree.
-        name: of this agreement among those of a run.
     """
 
-    def __init__(self, is_wanted: Callable[[], bool], *, rank: int, num_ranks: int, name: str = "early") -> None:
-        self.is_wanted, self.rank, self.num_ranks, self.name = is_wanted, rank, num_ranks, name
+    def __init__(self, is_wanted: Callable[[], bool], *, rank: int, num_ranks: int) -> None:
+        self.is_wanted, self.rank, self.num_ranks = is_wanted, rank, num_ranks
         self._changed = threading.Condition()
         self._num_agreements = 0  # the same on every rank
         self._reached_step = -1  # the last step that this rank has reached
@@ -83,7 +83,7 @@ class EarlyAgreement:
         self._has_called = False
 
     def _key(self, topic: object) -> str:
-        return f"{self.name}/{self._exchanged_agreement}/{topic}"
+        return f"early/{self._exchanged_agreement}/{topic}"
 
     def _receive(self, store: Any, message: bytes) -> None:
         """Answer a proposal of rank 0, or take note that all ranks have promised."""

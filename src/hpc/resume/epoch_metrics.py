@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
@@ -18,6 +17,7 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 
 from hpc.config.errors import ConfigError
 from hpc.logging.logged_names import MatchingResults
+from hpc.privates.lightning import Metadata, ResultMetric, Sync
 
 # The arguments with which a value was logged, as Lightning records them.
 LOG_ARGUMENTS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
@@ -108,7 +108,7 @@ class ContinuedResults(MatchingResults):
         if (key := f"{fx}.{name}") in self.unchecked:  # another number of ranks may reduce it in another way
             self.unchecked.discard(key)
             fn, group, rank_zero_only = (how[word] for word in ("sync_dist_fn", "sync_dist_group", "rank_zero_only"))
-            self[key].meta.sync = _Sync(fn, how["sync_dist"], rank_zero_only, _group=group)
+            self[key].meta.sync = Sync(fn, how["sync_dist"], rank_zero_only, _group=group)
         super().log(fx, name, value, **how)  # type: ignore[arg-type]
 
 
@@ -136,7 +136,7 @@ def _restore_metric(metric: Metric, state: dict[str, Any]) -> None:
     metric._update_count, metric._computed, metric._forward_cache = state["updates"], None, state["last"]
 
 
-def _logged_state(result: _ResultMetric) -> dict[str, Any]:
+def _logged_state(result: ResultMetric) -> dict[str, Any]:
     meta = result.meta
     sums = {name: _on_host(getattr(result, name)) for name in result._defaults} if result.is_tensor else {}
     return {
@@ -151,11 +151,11 @@ def _logged_state(result: _ResultMetric) -> dict[str, Any]:
     }
 
 
-def _make_result(entry: dict[str, Any], metrics: dict[str, Metric], *, reduce: Callable[..., Any]) -> _ResultMetric:
+def _make_result(entry: dict[str, Any], metrics: dict[str, Metric], *, reduce: Callable[..., Any]) -> ResultMetric:
     """Make Lightning's record of a logged value from the result of `_logged_state`."""
-    meta = _Metadata(**entry["how"], reduce_fx=entry["reduce"])
-    meta.sync = _Sync(reduce, *entry["sync"])
-    result = _ResultMetric(meta, entry["is_tensor"])
+    meta = Metadata(**entry["how"], reduce_fx=entry["reduce"])
+    meta.sync = Sync(reduce, *entry["sync"])
+    result = ResultMetric(meta, entry["is_tensor"])
     for name, value in entry["sums"].items():
         setattr(result, name, value.clone())
         result._defaults[name] = result._defaults[name].to(value.dtype)  # for the next epoch, too  # type: ignore

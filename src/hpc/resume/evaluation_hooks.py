@@ -14,7 +14,7 @@ from hpc.training.attempt import Attempt
 
 
 class StopsEvaluations(L.Callback):
-    """The part of the callback Resume that belongs to evaluations; evaluation_stop.py decides when they stop."""
+    """The part of the callback Resume that belongs to evaluations."""
 
     run: Attempt
     boundary: StepBoundary
@@ -22,11 +22,11 @@ class StopsEvaluations(L.Callback):
     watch: Watchdog
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.boundary.evaluation_stop.begin()
+        self.boundary.begin_evaluation()
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.signals.install_handlers()
-        self.boundary.evaluation_stop.begin()
+        self.boundary.begin_evaluation()
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.on_test_start(trainer, pl_module)

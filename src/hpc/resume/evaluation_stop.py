@@ -1,53 +1,35 @@
-"""Stop within a validation, a sanity check, a test, or the last epoch of stochastic weight averaging.
+"""Stop within a validation, a sanity check or a test.
 
 Nothing is saved there: the run resumes from the checkpoint before it, and repeats all of it. So a checkpoint precedes
 the step before a long validation.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any
-
-from hpc.resume.agreement import Agreement, RankRequest
 
 LONG_SECONDS = 10.0  # a stop waits for a validation that takes no longer
 
 
-class EvaluationStop:
-    """Agreements at the batches of an evaluation, which the ranks count alike, on whether to stop.
-
-    Args:
-        step_agreement: the agreement between two steps.
-        stop_reason: return the index of this rank's reason to stop; 0: none.
+class ValidationClock:
+    """Measures validations, to know whether a stop would wait for the end of one.
 
     Attributes:
-        is_validation_long: whether a validation takes longer than a stop would wait; None: not known yet.
+        is_long: whether a validation takes longer than that; None: not known yet.
     """
 
-    def __init__(self, step_agreement: Agreement, stop_reason: Callable[[], int]) -> None:
-        self.stop_reason = stop_reason
-        self.agreement = Agreement(lambda: bool(stop_reason()), shares_group_of=step_agreement)
-        self.is_validation_long: bool | None = None
-        self._num_batches = 0
+    def __init__(self) -> None:
+        self.is_long: bool | None = None
         self._start_time = 0.0
 
     def begin(self) -> None:
-        """Start the clock, and let the ranks agree at the next batch."""
-        self._start_time, self.agreement.next_step = time.monotonic(), self._num_batches
+        self._start_time = time.monotonic()
 
-    def agree_on_stop(self) -> int:
-        """Return the index of the reason why all ranks stop at this batch, which begins; 0: they do not stop."""
-        self._num_batches += 1
-        if not self.agreement.is_due(self._num_batches):
-            return 0
-        return self.agreement.all_reduce_requests(self._num_batches, RankRequest(stop=self.stop_reason())).stop
-
-    def update_is_validation_long(self, trainer: Any) -> None:
-        """Update `is_validation_long` at the end of a validation; the time of a sanity check is scaled up."""
+    def update(self, trainer: Any) -> None:
+        """Update `is_long` at the end of a validation; the time of a sanity check is scaled up."""
         seconds = time.monotonic() - self._start_time
         if trainer.sanity_checking:
             seconds *= sum(trainer.num_val_batches) / sum(trainer.num_sanity_val_batches)
-        self.is_validation_long = seconds > LONG_SECONDS
+        self.is_long = seconds > LONG_SECONDS
 
 
 def is_validation_next(trainer: Any) -> bool:

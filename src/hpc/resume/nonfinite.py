@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from hpc.logging.gradient_norm import last_gradient_norm
+from hpc.strategies.gradients import last_gradient_norm
 
 
 class NonFiniteCheck:

@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, join_names
 from hpc.data.loader_agreement import extremes
 from hpc.resume import schedules
-from hpc.training.shown_names import join_names
 
 ROUNDING = 1e-5  # relative to a parameter's largest number: some hundred times the last digit of single precision
 PART = 1 << 24

@@ -1,5 +1,6 @@
 """The callback that stops, saves and resumes a run: between two optimizer steps, and on all ranks alike."""
 
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -8,7 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpc.checkpoint import plain_data
 from hpc.checkpoint.strategy_state import RANK_STATE
 from hpc.config.layout import derive_layout
-from hpc.data import noted_batches
+from hpc.data import sample_randomness
 from hpc.data.loader_agreement import reject_differing_orders
 from hpc.data.loader_making import LoaderMaking
 from hpc.data.position import describe_batch_size
@@ -19,15 +20,15 @@ from hpc.resume.initial_values import InitialValues
 from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
 from hpc.resume.stopping import ReportsTrial
-from hpc.state import randomness
-from hpc.state.batch_effects import TransferEffects
+from hpc.run import skipped_samples
+from hpc.state.batch_effects import BatchEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training import record, sharded_tensors, skipped_samples, weight_averaging
+from hpc.strategies import sharded_tensors
+from hpc.strategies.ddp import DDP, rebuild_ddp_buckets
+from hpc.strategies.gradients import require_clip_gradients
+from hpc.strategies.synced_buffers import SyncsBuffers
+from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
-from hpc.training.ddp_buckets import rebuild_ddp_buckets
-from hpc.training.parallel import require_clip_gradients
-from hpc.training.strategies import DDP
-from hpc.training.synced_buffers import SyncsBuffers
 
 
 class Resume(StopsEvaluations):
@@ -49,18 +50,17 @@ class Resume(StopsEvaluations):
         self.saver = Saver(run, self.settings, hang_seconds=60 * self.faults.hang_minutes)
         self.best = self.saver.best
         self.initial = InitialValues()
-        self._has_trained = self._is_statistics_epoch = False
+        self._has_trained = False
         self._weight_names: set[str] = set()
         self._num_validations = 0
         self._validation_metrics: set[str] = set()  # names of all that validations have logged so far
         self._continuation: Continuation | None = None  # until the first batch is there
-        self._random_at_start: Any = None  # with which the module's own on_train_start was called
 
     # Lightning's hooks of a fit, in the order in which it calls them
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            weight_averaging.reject_unsupported_averaging(trainer)
+            weight_averaging.reject_unsupported_averaging(trainer, pl_module)
             unsupported.reject_unsupported_callbacks(trainer)
             unsupported.check_model_checkpoints(trainer, self.run.run_dir)
             if self.faults.nonfinite == "skip":
@@ -71,22 +71,19 @@ class Resume(StopsEvaluations):
                 trainer, self.run, saver=self.saver, faults=self.faults, trial=self.trial
             )
         if stage == "fit":
-            self._loader_making, self._transfer = LoaderMaking(trainer), TransferEffects(trainer)
+            self._loader_making, self._batch_effects = LoaderMaking(trainer, self.initial), BatchEffects(trainer)
+            trainer.strategy.batch_effects = self._batch_effects  # type: ignore[attr-defined]
             trainer.strategy.writer.claim = self.run.claim  # type: ignore[attr-defined]
             # Lightning would ask all ranks at every step whether one got SIGTERM, and hide what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.initial.record_fit_start(trainer, pl_module)
+        self.initial.given(trainer, pl_module)
         self._weight_names = unsupported.weight_names(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.signals.install_handlers()  # again: Lightning has put its own there, which talk to the other ranks
-        self.initial.record_sanity_check_start(trainer, pl_module)
-
-    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.initial.record_sanity_check_end(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.watch.report_progress(trainer.global_step, "starting")
@@ -109,24 +106,15 @@ class Resume(StopsEvaluations):
             progress = trainer.global_step, "passing over batches that are done"
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.report_progress(*progress))
             weight_averaging.resume_averaging(trainer, pl_module)
-        self.boundary.agreement.next_step = trainer.global_step
-        random_at_start = self._continuation.random_at_start if self._continuation else None
-        self._random_at_start = random_at_start or randomness.plain_state()
-        if random_at_start:
-            continuation.replay_train_start_randomness(random_at_start, pl_module)
+            after_start = partial(self._continuation.after_train_start, trainer, pl_module)
+            trainer.strategy.after_train_start = after_start  # type: ignore[attr-defined]
+        self.boundary.agreement.restart()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._record_initial_values(trainer, pl_module)
+        self.initial.begin_training(trainer, pl_module)
         if self._continuation:
-            self._continuation.on_epoch_start(trainer, pl_module)
-        if weight_averaging.is_statistics_epoch(trainer):
-            self.boundary.save_or_stop_if_due(is_last=True)  # this epoch puts the average in place
-            self._is_statistics_epoch = self.boundary.is_saved_before_evaluation = True
-            self.boundary.evaluation_stop.begin()
-            pl_module.zero_grad()  # Lightning ends the epoch with an optimizer step, with the gradients that are left
-            trainer.gradient_clip_val = None  # torch cannot clip the values of no gradients
-        if noted_batches.wrap_batch_samplers(trainer) and trainer.current_epoch == 0:
-            iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]  # those of later epochs are made after this
+            self._continuation.on_epoch_start(trainer, pl_module, made=self._loader_making.changed)
+        sample_randomness.watch_fetches(trainer.train_dataloader, self._batch_effects.watch)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -137,20 +125,14 @@ class Resume(StopsEvaluations):
             unsupported.reject_changed_names(trainer, self._weight_names)
         if not self.run.has_started_training:
             self.run.begin_training()
-        self._record_initial_values(trainer, pl_module)
+        self.initial.begin_training(trainer, pl_module)
         if self._continuation:
-            self._continuation.on_first_batch(trainer, pl_module)
+            self._continuation.on_first_batch(trainer, pl_module, made=self._loader_making.changed)
             self._continuation = None
-        if self._is_statistics_epoch:
-            self.boundary.stop_evaluation_if_due()
-        elif batch_idx % trainer.accumulate_grad_batches == 0:
+        if batch_idx % trainer.accumulate_grad_batches == 0:
             if isinstance(trainer.strategy, SyncsBuffers):
                 trainer.strategy.before_step()
             self.boundary.save_or_stop_if_due()
-
-    def _record_initial_values(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        before_restored = self._transfer.initial | self._continuation.before_restored if self._continuation else {}
-        self.initial.record_training_start(trainer, module, before_restored=before_restored)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
@@ -172,8 +154,7 @@ class Resume(StopsEvaluations):
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             record.record_training_end(trainer, self.run.number)
         trainer.strategy.writer.start_deferred_write()  # type: ignore[attr-defined]
-        if not self._is_statistics_epoch:
-            self.boundary.save_or_stop_if_due(is_last=True)
+        self.boundary.save_or_stop_if_due(is_last=True)
         self.saver.save_average(trainer, pl_module, has_trained=self._has_trained)
         trainer.strategy.after_train_end = training_end.make_weight_change_reporter(trainer, pl_module)  # type: ignore[attr-defined]
         self.saver.wait_or_raise(trainer)  # a run without its last checkpoint is not finished
@@ -199,7 +180,8 @@ class Resume(StopsEvaluations):
         self._validation_metrics |= validation_metric_names(trainer)
         names = metrics.keys() | (self._validation_metrics if trainer.sanity_checking else set())
         self.best.reject_unknown_monitor(names, shown=self._validation_metrics)
-        self.boundary.evaluation_stop.update_is_validation_long(trainer)
+        self.boundary.validation_clock.update(trainer)
+        self.boundary.agreement.restart()
         if trainer.sanity_checking:
             return
         self.best.note_differing_metric(metrics, self.boundary.agreement.group)
@@ -218,13 +200,11 @@ class Resume(StopsEvaluations):
     # The state of a run
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.state_to_save(
-            trainer, pl_module, initial=self.initial, random_at_start=self._random_at_start
-        )
+        checkpoint |= continuation.state_to_save(trainer, pl_module, initial=self.initial)
         checkpoint["unused"] = trainer.strategy.unused_to_save() if isinstance(trainer.strategy, DDP) else None
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
-        is_fetched = checkpoint["position"]["is_fetched"]
-        checkpoint[RANK_STATE]["transferred"] = self._transfer.state() if is_fetched else None
+        if trainer.is_global_zero:
+            self._batch_effects.print_names(self.initial.named_unsaved)
         self.saver.add_to_checkpoint(trainer, checkpoint)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -239,10 +219,8 @@ class Resume(StopsEvaluations):
         num_skipped = skipped_samples.num_skipped_batches(
             self.run.run_dir, position["stepped"], attempt=checkpoint["attempt"]
         )
-        self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped)
+        self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped, initial=self.initial)
         self._loader_making.again = self._continuation.loader_notes(trainer)
-        self._transfer.to_restore = self._continuation.state_before_transfer()
-        trainer.strategy.evaluation = self._continuation.evaluation_generators()  # type: ignore[attr-defined]
         self.saver.saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
         if self.best.has_other_criterion(state) and state.get("shown"):  # no sanity check will show the metrics
@@ -255,11 +233,11 @@ class Resume(StopsEvaluations):
 
     def state_dict(self) -> dict[str, Any]:
         state = self.best.state() | {"metrics": self.run.validation_metrics, "shown": sorted(self._validation_metrics)}
-        return state | {"validations": self._num_validations, "long": self.boundary.evaluation_stop.is_validation_long}
+        return state | {"validations": self._num_validations, "long": self.boundary.validation_clock.is_long}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best.load_state(state_dict)
         self.run.validation_metrics = state_dict["metrics"]
         self._validation_metrics = set(state_dict.get("shown", ()))
         self._num_validations = state_dict.get("validations", 0)
-        self.boundary.evaluation_stop.is_validation_long = state_dict.get("long")
+        self.boundary.validation_clock.is_long = state_dict.get("long")

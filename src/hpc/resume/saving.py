@@ -13,6 +13,7 @@ from hpc.checkpoint.strategy_state import MANIFEST_KEY, ON_PUBLISHED, VALIDATED_
 from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.sections import CheckpointConfig
 from hpc.logging.positions import flush_logs
+from hpc.privates import lightning as privates
 from hpc.resume.best_checkpoint import BestCheckpoint
 from hpc.run import attempt_log, causes
 from hpc.training import weight_averaging
@@ -47,6 +48,7 @@ class Saver:
         self.has_new_metrics = False
         self.validated_average: dict[str, Tensor] | None = None
         self.is_averaged = False
+        self._num_of_step = 0  # checkpoints of `saved_step` before the last one
         self._saved_time = time.monotonic()
         self._saved_updates = 0  # of averages, when they were last saved
         self._is_saving = False  # else a researcher's own code calls `Trainer.save_checkpoint`
@@ -73,7 +75,10 @@ class Saver:
         """Copy the state and start to write it. A failure is reported, here or by `wait_or_warn`."""
         begin_time = time.time()
         self.wait_or_warn(trainer)
-        final = on_disk.checkpoint_path(self.run.run_dir, step, averaged=is_averaged)
+        self._num_of_step = self._num_of_step + 1 if step == self.saved_step else 0
+        num_before = 0 if is_averaged else self._num_of_step
+        attempt = self.run.number
+        final = on_disk.checkpoint_path(self.run.run_dir, step, attempt, num_before=num_before, averaged=is_averaged)
         if is_best:
             self.best.replace(self.run.validation_metrics, folder=final.name)
         else:
@@ -100,15 +105,14 @@ class Saver:
 
     def add_to_checkpoint(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
         """Add to a checkpoint what its manifest says and what happens once it is published."""
-        loop = trainer.fit_loop.epoch_loop
         checkpoint["attempt"] = self.run.number
         checkpoint["averaged"] = self.is_averaged
         checkpoint[MANIFEST_KEY] = {
             "step": trainer.global_step,  # counts the steps of all optimizers
             "attempt": self.run.number,
             "epoch": trainer.current_epoch,
-            "stepped": loop._batches_that_stepped,  # the number that curves show
-            "batches": loop.batch_progress.total.completed,
+            "stepped": privates.logged_step(trainer),  # the number that curves show
+            "batches": trainer.fit_loop.epoch_loop.batch_progress.total.completed,
             "averaged": self.is_averaged,
             # For good, by a callback. At the end of an epoch a callback may say so only because `max_steps` ended it.
             "stopped_early": trainer.should_stop and trainer.fit_loop._can_stop_early,
@@ -178,6 +182,6 @@ class Saver:
 
 def validation_metric_names(trainer: Any) -> set[str]:
     """Return the names of the metrics of a validation, also in a sanity check, where Lightning does not show them."""
-    results = trainer._results  # private, but the only place where they are
+    results = privates.results(trainer)
     epoch_results = [result for result in results.values() if result.meta.on_epoch]
     return {name for result in epoch_results for name in results._forked_name(result, on_step=False)}

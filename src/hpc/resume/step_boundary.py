@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 import lightning as L
 
 from hpc.config.sections import FaultsConfig
+from hpc.privates import lightning as privates
 from hpc.resume import rank_comparison
 from hpc.resume.agreement import Agreement, RankRequest
-from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
+from hpc.resume.evaluation_stop import ValidationClock, is_validation_next
 from hpc.resume.nonfinite import NonFiniteCheck
 from hpc.resume.saving import Saver
 from hpc.resume.stopping import PRUNED, REASONS, ReportsTrial, StopReasons, end_attempt
-from hpc.training import skipped_samples
+from hpc.run import skipped_samples
 from hpc.training.attempt import Attempt
 
 FIRST_AGREEMENTS = 3  # at which ranks compare their weights, as later only before they save: it waits for the device
@@ -26,8 +27,8 @@ class StepBoundary:
     Attributes:
         reasons: why this rank wants to stop.
         nonfinite: collects NaN or infinite losses.
-        agreement: of all ranks, at optimizer steps.
-        evaluation_stop: of all ranks, at the batches of an evaluation.
+        agreement: of all ranks, between two optimizer steps, and at the batches of an evaluation.
+        validation_clock: whether a stop would wait for the end of a validation.
         is_saved_before_evaluation: whether the evaluation that runs now may be stopped, to be repeated as a whole.
     """
 
@@ -38,13 +39,12 @@ class StepBoundary:
         self.reasons = StopReasons(run.process.signals, job_end=run.job_end)
         self.nonfinite = NonFiniteCheck(is_skipping=faults.nonfinite == "skip")
         self.agreement = Agreement(lambda: bool(self._step_reason()))
-        self.evaluation_stop = EvaluationStop(self.agreement, self._evaluation_reason)
+        self.validation_clock = ValidationClock()
         self.is_saved_before_evaluation = False
         self._num_agreements = 0
-        exchanges = [self.agreement.early.exchange, self.evaluation_stop.agreement.early.exchange]
-        meeting = getattr(trainer.strategy, "meeting", None)
-        exchanges += [meeting.exchange] if meeting else []
-        run.watch.set_store_callback(lambda store: [exchange(store) for exchange in exchanges])
+        run.watch.add_store_exchange(self.agreement.early.exchange)
+        if meeting := getattr(trainer.strategy, "meeting", None):
+            run.watch.add_store_exchange(meeting.exchange)
 
     def save_or_stop_if_due(self, *, is_last: bool = False) -> None:
         """Agree, save and stop, as far as it is due.
@@ -62,7 +62,7 @@ class StepBoundary:
         self.is_saved_before_evaluation = False
         is_before_validation, is_due = not is_last and is_validation_next(trainer), saver.is_step_due(step)
         is_needed = is_due or is_last or is_before_validation or saver.has_new_metrics
-        if not (is_needed or self.agreement.is_due(step)):
+        if not self.agreement.is_due(is_needed=is_needed):
             return
         if saver.has_new_metrics and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
             saver.wait_or_warn(trainer)  # so that the best checkpoint so far is known to be on the disk
@@ -71,10 +71,10 @@ class StepBoundary:
             save=is_due or is_last or (trainer.is_global_zero and saver.is_time_due(trainer)),
             is_best=trainer.is_global_zero and saver.is_new_best(),
             is_not_finite=self.nonfinite.compute_and_reset(trainer, trainer.lightning_module),
-            save_before_validation=is_before_validation and self.evaluation_stop.is_validation_long is not False,
+            save_before_validation=is_before_validation and self.validation_clock.is_long is not False,
         )
         checksum, group = rank_comparison.checksum(trainer, is_last=is_last), self.agreement.group
-        agreed = self.agreement.all_reduce_requests(step, request, checksum=checksum)
+        agreed = self.agreement.all_reduce_requests(request, checksum=checksum)
         if agreed.ranks_differ:
             rank_comparison.raise_difference(trainer, group)
         saver.has_new_metrics, self.is_saved_before_evaluation = False, bool(agreed.save_before_validation)
@@ -91,6 +91,11 @@ class StepBoundary:
             why = REASONS[agreed.stop]
             self._end(step, outcome="finished" if why == PRUNED else "continue", why=why)
 
+    def begin_evaluation(self) -> None:
+        """Start the clock, and let the ranks agree at the first batch."""
+        self.validation_clock.begin()
+        self.agreement.restart()
+
     def stop_evaluation_if_due(self, *before_stop: Callable[[], dict[str, float]]) -> None:
         """Stop here, if all ranks do, where only this evaluation and one step are lost since the last checkpoint.
 
@@ -104,7 +109,9 @@ class StepBoundary:
         if not (self.is_saved_before_evaluation or is_separate):
             return
         self.reasons.record_stop_opportunity()
-        if reason := self.evaluation_stop.agree_on_stop():
+        if not self.agreement.is_due():
+            return
+        if reason := self.agreement.all_reduce_requests(RankRequest(stop=self._evaluation_reason())).stop:
             self.saver.wait_or_warn(self.trainer)
             metrics = {name: value for write in before_stop for name, value in write().items()}
             self._end(self.saver.saved_step, outcome="continue", why=REASONS[reason], metrics=metrics)
@@ -125,8 +132,8 @@ class StepBoundary:
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self.saver.saved_step:  # without a checkpoint there is no way back
             if self.trainer.is_global_zero:
-                num_batches = self.trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts all optimizers'
-                skipped_samples.record_skip(self.run.run_dir, num_batches, attempt=self.run.number)
+                num_steps = privates.logged_step(self.trainer)  # `step` counts all optimizers'
+                skipped_samples.record_skip(self.run.run_dir, num_steps, attempt=self.run.number)
             self._end(step, outcome="continue", why=f"{why}: back to the last checkpoint, past these samples")
         self._end(step, outcome="failed", why=why)
 

@@ -1,6 +1,5 @@
 """The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,34 +17,24 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config import freezing, trust
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
+from hpc.config.sections import Config
 from hpc.data.same_data import SameData
 from hpc.launch.placement import Placement
-from hpc.logging import hyperparameters, loggers, positions
+from hpc.logging import hyperparameters
 from hpc.logging.curves import Curves
 from hpc.logging.logged_names import MatchingConnector
-from hpc.packed.staging_progress import StagingProgress
+from hpc.packed.staging import StagingProgress
 from hpc.predict import prediction_writer
 from hpc.predict.prediction_writer import PredictionWriter
 from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
-from hpc.training import record, step_overhead, strategies
+from hpc.strategies import single
+from hpc.strategies.lockstep import Meeting
+from hpc.strategies.parallelize import ModuleChanges
+from hpc.training import progress, record, step_overhead
 from hpc.training.attempt import Attempt
-from hpc.training.meeting import Meeting
-from hpc.training.parallelize import ModuleChanges
-
-# Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
-LIBRARIES_WARNINGS = [
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    "The `srun` command is available",
-    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
-]
-
-
-def is_no_advertisement(record: logging.LogRecord) -> bool:
-    """Return whether a line of Lightning's log is not about products that it recommends."""
-    return not record.getMessage().startswith("💡 Tip:")
 
 
 def make_trainer(
@@ -69,69 +58,63 @@ def make_trainer(
     if run.process.is_reporting_rank and not run.checkpoint:
         trust.print_untrusted(cfg.node)
     ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
-    rest: dict[str, Any] = {}
-    if ckpt and not run.checkpoint and run.process.is_reporting_rank:
-        print(f"the run begins with the weights of {ckpt}", flush=True)
-    if ckpt and not run.checkpoint and cfg.task == "train":  # only its weights: training begins
-        weights.load(module, ckpt)
-    elif ckpt and not run.checkpoint:
-        rest = load_hooks.load_trained(module, Path(ckpt))
-    loggers_by_name: dict[str, Logger] = {}
-    writer = positions.new_writer(run.number)
-    if not cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers to any name
-        starts = attempt_log.read_starts(run.run_dir)
-        is_writing = run.claim is not None
-        loggers_by_name = loggers.build_loggers(
-            cfg, run.checkpoint, starts=starts, writer=writer, is_writing=is_writing
-        )
-    run_loggers = list(loggers_by_name.values())
+    rest = _load_weights(run, module, ckpt) if ckpt and not run.checkpoint else {}
     references = freezing.map_values_to_references(cfg.node)
-    loggers.hide_secrets(run_loggers, references)
-    if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        record.begin_attempt_logs(run, loggers_by_name, writer=writer)
-        loggers.restrict_writing(run_loggers, run.claim.may_write)
-    loggers.tolerate_failures(run_loggers)
+    run_loggers = record.begin_logging(run, references)
+    StagingProgress(run.watch)
+    progress.silence_libraries()
+    single.extend_group_timeouts()
     data_state = rest.get(type(data).__qualname__)
-    writers = [PredictionWriter(run, ckpt)] if cfg.task == "predict" else []
-    own_callbacks: list[L.Callback] = [
+    callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial),
         HyperparameterUpdater(cfg.model),
         *([DataState(data_state)] if data_state is not None else ()),
-        *writers,
+        *([PredictionWriter(run, ckpt)] if cfg.task == "predict" else ()),
+        *build_group(cfg.callbacks),
     ]
-    StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    for message in LIBRARIES_WARNINGS:
-        warnings.filterwarnings("ignore", message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
-    strategies.extend_group_timeouts()
-    callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
     trainer.strategy.references = references  # type: ignore[attr-defined]
-    strategy = cfg.strategy
-    trainer.strategy.changes = ModuleChanges(  # type: ignore[attr-defined]
-        blocks=strategy.blocks,
-        activation_checkpointing=strategy.activation_checkpointing,
-        compile=strategy.compile,
-        channels_last=strategy.channels_last,
-        precision=str(cfg.trainer.precision),
-    )
-    trainer.strategy.stream_splits = cfg.data.get("stream_splits")  # type: ignore[attr-defined]
-    if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
-        warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
-    else:
-        connector: Any = trainer._logger_connector
-        store = run.watch.store  # None for ranks that a person has placed
-        connector.__class__ = MatchingConnector
-        trainer.strategy.meeting = Meeting(store) if store else None  # type: ignore[attr-defined]
+    _configure_strategy(trainer, cfg, store=run.watch.store)
     hyperparameters.log_config(trainer, cfg, attempt=run.number)
     return trainer
 
 
+def _load_weights(run: Attempt, module: L.LightningModule, ckpt: str) -> dict[str, Any]:
+    """Load what the run begins with. Return the rest of the checkpoint for a test or prediction, which needs it."""
+    if run.process.is_reporting_rank:
+        print(f"the run begins with the weights of {ckpt}", flush=True)
+    if run.cfg.task != "train":
+        return load_hooks.load_trained(module, Path(ckpt))
+    weights.load(module, ckpt)
+    return {}
+
+
+def _configure_strategy(trainer: Any, cfg: Config, *, store: Any) -> None:
+    """Give the strategy what the config says of the module and the data, and what its ranks need to meet.
+
+    Args:
+        store: that all ranks reach; None for ranks that a person has placed.
+    """
+    trainer.strategy.changes = ModuleChanges(
+        blocks=cfg.strategy.blocks,
+        activation_checkpointing=cfg.strategy.activation_checkpointing,
+        compile=cfg.strategy.compile,
+        channels_last=cfg.strategy.channels_last,
+        precision=str(cfg.trainer.precision),
+    )
+    trainer.strategy.stream_splits = cfg.data.get("stream_splits")
+    if trainer.world_size == 1:  # with strategy=ddp, Lightning would recommend sync_dist=True here, too
+        warnings.filterwarnings("ignore", r"It is recommended to use `self\.log\(")
+    else:
+        trainer._logger_connector.__class__ = MatchingConnector
+        trainer.strategy.meeting = Meeting(store) if store else None
+
+
 def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
-    precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
+    precision_plugins = single.double_precision_plugins(run.cfg.trainer.precision)
     if run.cfg.trainer.arguments.get("enable_progress_bar") is False:
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # Without a bar among the callbacks, Lightning would add one of its own.

@@ -9,17 +9,14 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
-from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
-from torch.utils.data import BatchSampler, DataLoader
 
 from hpc.checkpoint import weights
 from hpc.checkpoint.optimizer_states import keeps_whole_state
 from hpc.config.errors import ConfigError
 from hpc.config.rules import UNSUPPORTED_CALLBACKS
 from hpc.data.position import micro_batches_per_step
+from hpc.privates import lightning as privates
 
 
 def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
@@ -78,18 +75,8 @@ def reject_unsupported_trainer(trainer: L.Trainer) -> None:
 
 
 def reject_missing_internals(trainer: Any) -> None:
-    """Raise `ConfigError` for a torch or Lightning without an internal name by which a run finds its place again.
-
-    To set an attribute that nobody reads would raise no error: the run would resume elsewhere.
-    """
-    loop, iterator = trainer.fit_loop, trainer.fit_loop._combined_loader._iterator
-    loops = loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization
-    needed = [(part, name) for part in loops for name in ("_restarting", "_resuming_from_checkpoint")]
-    needed += [(iterator, "_idx"), *[(iterator, "_consumed")] * isinstance(iterator, _MaxSizeCycle)]
-    needed += [(iter(_IndexBatchSamplerWrapper(BatchSampler([], 1, False))), "seen_batch_indices")]
-    missing = {f"{type(part).__name__}.{name}" for part, name in needed if not hasattr(part, name)}
-    missing |= {"_get_iterator"} - {*DataLoader.__iter__.__code__.co_names}
-    if missing:
+    """Raise `ConfigError` for a torch or Lightning without a private name by which a run finds its place again."""
+    if missing := privates.missing_place_names(trainer):
         rule = f"These lack {', '.join(sorted(missing))}, by which a resumed run finds its place"
         versions = f"lightning {L.__version__} and torch {torch.__version__}"
         fix = "pip install -c constraints.txt lightning torch"
@@ -177,7 +164,7 @@ TrainerQuery = Callable[[L.Trainer], object]
 # Whether the rule is broken, the key, its value, the rule, the fix.
 RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
     (
-        lambda trainer: isinstance(trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher),
+        lambda trainer: isinstance(trainer.fit_loop._data_fetcher, privates.DataLoaderIterDataFetcher),
         "model",
         lambda trainer: f"{type(trainer.lightning_module).__name__}.training_step(dataloader_iter)",
         "The training_step must take a batch, not an iterator",

@@ -7,6 +7,7 @@ Others use
     watchdog, signals, stacks           ranks that fail together; warnings before the end of a job
     snapshot, environment               the code of a job, and its Python environment
     installation                        what env.sh calls to complete this environment
-    history, job_logs, last_seen        what runs have left, read again for tables and reports
+    skipped_samples                     what a run leaves out after a rollback
+    history, job_logs                   what runs have left, read again for tables and reports
 It needs config, launch and system, and imports neither torch nor lightning.
 """

@@ -6,7 +6,6 @@ Other files of JSON lines use it, too.
 import errno
 import json
 import os
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -84,17 +83,8 @@ def write_verdict(path: Path, attempt: int, *, step: int, outcome: str, why: str
     Args:
         outcome: `continue`, `finished` or `failed`.
     """
-    temporary = path / f".verdict-{socket.gethostname()}-{os.getpid()}"  # any rank may be the one that fails
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(f"attempt {attempt}\nstep {step}\noutcome {outcome}\nwhy {' '.join(why.split())}\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path / "verdict")
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    text = f"attempt {attempt}\nstep {step}\noutcome {outcome}\nwhy {' '.join(why.split())}\n"
+    files.write_atomically(path / "verdict", text, is_durable=True)
 
 
 def record_phase(run_dir: Path, attempt: int, *, name: str, begin_time: float, step: int) -> None:

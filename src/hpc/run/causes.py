@@ -4,10 +4,11 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 from hpc.run.stacks import WAITS_FOR_RANKS
-from hpc.system.files import open_regular_file
+from hpc.system.files import open_regular_file, write_atomically
 
 MAX_BYTES = 2**20  # of such a file that are read
 ENDED = "Ended"  # the type that a healthy rank notes when another one has failed
@@ -46,6 +47,19 @@ class RankError:
         return kind == ENDED or (kind == "Hang" and WAITS_FOR_RANKS in message) or bool(is_peer_gone)
 
 
+def describe_error(error: BaseException) -> str:
+    """Return `Type: message` with the first line of the message, and the notes of the error.
+
+    A worker of a DataLoader hands on its error as text, in which a traceback comes first.
+    """
+    lines = list(filter(str.strip, str(error).splitlines()))
+    if "Original Traceback (most recent call last):" in lines:
+        lines = lines[1 + max(n for n, line in enumerate(lines) if line.startswith(('  File "', "Original "))) :]
+        lines = list(dropwhile(lambda line: line.startswith(" "), lines))  # code; a message may have such lines later
+        return ", ".join(map(str.strip, lines)).replace(":, ", ": ")
+    return ", ".join([f"{type(error).__name__}: {''.join(lines[:1])}", *getattr(error, "__notes__", ())])
+
+
 def write_cause(run_dir: Path, attempt: int, *, rank: int, host: str, error: str, stack: str) -> None:
     """Write the file of a rank, whole or not at all.
 
@@ -55,9 +69,7 @@ def write_cause(run_dir: Path, attempt: int, *, rank: int, host: str, error: str
     """
     path = errors_folder(run_dir, attempt) / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(f"{time.time():.3f} {error}\nhost {host}\n{stack}", encoding="utf-8", errors="replace")
-    temporary.replace(path)
+    write_atomically(path, f"{time.time():.3f} {error}\nhost {host}\n{stack}", errors="replace")
 
 
 def errors_folder(run_dir: Path, attempt: int) -> Path:

@@ -58,7 +58,7 @@ class Claim:
         self._released.set()
         self._text = json.dumps(json.loads(self._text) | {"released": True})
         with suppress(OSError):
-            _write_temporary(self._path, self._text).replace(self._path)
+            files.write_atomically(self._path, self._text)
 
     def _beat_until_released(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
@@ -90,7 +90,8 @@ def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: flo
     text = json.dumps({**claimant, "stop": stop, "process": process.identity(os.getpid())})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = _write_temporary(folder / "new", text)  # first: NFS lists the folder anew after that
+        temporary = files.temporary_path(folder / "new")
+        temporary.write_text(text, encoding="utf-8")  # first: NFS lists the folder anew after that
         try:
             last = newest_attempt(run_dir)
             if last and _wait_for_heartbeat(run_dir, last, claimant=claimant, timeout_seconds=watch_seconds):
@@ -98,7 +99,7 @@ def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: flo
             recorded = (_whole_number(event.get("attempt")) for event in attempt_log.read_events(run_dir))
             attempt = 1 + max(last, *recorded, 0)
             _write_beat(folder, attempt, 0)  # first, so that whoever sees the claim finds a heartbeat
-            if not link_unless_taken(temporary, _claim_path(folder, attempt)):
+            if not files.link_unless_taken(temporary, _claim_path(folder, attempt)):
                 raise _claimed_error(run_dir, attempt)  # made since we looked, so its process is alive
         finally:
             temporary.unlink(missing_ok=True)
@@ -161,25 +162,10 @@ def _has_ended(run_dir: Path, attempt: int, *, claimant: Mapping[str, Any]) -> b
 def _write_beat(folder: Path, attempt: int, count: int) -> None:
     path, text = folder / f"{attempt:06}.beat", f"{count:012}\n"
     try:
-        _write_temporary(path, text).replace(path)
+        files.write_atomically(path, text)
     except OSError:  # a full disk must not make a living process look dead: overwrite as many bytes in place
         with path.open("r+", encoding="utf-8") as stream:
             stream.write(text)
-
-
-def link_unless_taken(temporary: Path, path: Path) -> bool:
-    """Give a complete file its name and return True; False if the name is taken."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return temporary.stat().st_nlink == 2  # NFS may have lost its answer to our own success
-    except OSError:  # a file system without hard links
-        try:
-            with path.open("x", encoding="utf-8") as stream:
-                stream.write(temporary.read_text(encoding="utf-8"))
-        except FileExistsError:
-            return False
-    return True
 
 
 def _claimed_error(run_dir: Path, attempt: int) -> ConfigError:
@@ -202,13 +188,6 @@ def _read_claim(folder: Path, attempt: int) -> dict[str, Any]:
     identity = claim.get("process")
     is_valid = identity is None or (isinstance(identity, list) and len(identity) == 4)
     return claim if is_valid else claim | {"process": None}
-
-
-def _write_temporary(path: Path, text: str) -> Path:
-    """Write a file beside `path`, under a name that no other thread on any node uses, and return its path."""
-    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary
 
 
 def _claim_path(folder: Path, attempt: int) -> Path:

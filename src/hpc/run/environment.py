@@ -13,6 +13,7 @@ from pathlib import Path
 from hpc.config import versions
 from hpc.config.errors import ConfigError, ExitCode
 from hpc.config.project import PROJECT, project_name
+from hpc.system.files import complete_file
 
 SITE_FOLDERS = "site_python.pth"  # that env.py writes with VERSIONS=site, into the folder of packages
 
@@ -62,19 +63,18 @@ def pack_environment(venv: Path) -> None:
     Raises:
         ConfigError: the archive cannot be written.
     """
-    packed, temporary = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
+    packed = Path(f"{venv}.tar")
     # pip changes the last two as well.
     changed = [*venv.glob(".complete-*"), venv / "bin", *venv.glob("lib/python*/site-packages")]
     if packed.exists() and packed.stat().st_mtime >= max(path.stat().st_mtime for path in changed):
         return
     print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
-    done = subprocess.run(["tar", "-cf", str(temporary), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        temporary.unlink(missing_ok=True)
-        reason = (done.stderr.splitlines() or ["tar gave no reason"])[0]
-        rule = f"cannot be used, as packing the environment failed: {reason}"
-        raise ConfigError("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
-    temporary.replace(packed)
+    with complete_file(packed, Path(f"{packed}.{os.getpid()}")) as temporary:  # a name that .gitignore has
+        done = subprocess.run(["tar", "-cf", str(temporary), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            reason = (done.stderr.splitlines() or ["tar gave no reason"])[0]
+            rule = f"cannot be used, as packing the environment failed: {reason}"
+            raise ConfigError("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
 
 
 def _lack_sentence(requirements: list[str]) -> str:

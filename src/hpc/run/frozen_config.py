@@ -1,8 +1,6 @@
 """The config that a run directory keeps, and the words that made it: read, written once, replaced when they change."""
 
 import json
-import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -16,7 +14,7 @@ from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import to_frozen_yaml
 from hpc.config.sections import Config
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
-from hpc.run import changes, claim, directory
+from hpc.run import changes, directory
 from hpc.system import files
 from hpc.system.files import write_atomically
 
@@ -123,10 +121,10 @@ def create_exclusively(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) 
     Raises:
         ConfigError: there is a run already.
     """
-    temporary = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
+    temporary = files.temporary_path(run_dir / "config.yaml")
     temporary.write_text(to_frozen_yaml(cfg), encoding="utf-8")
     try:
-        if not claim.link_unless_taken(temporary, run_dir / "config.yaml"):
+        if not files.link_unless_taken(temporary, run_dir / "config.yaml"):
             directory.reject_used(run_dir)
     finally:
         temporary.unlink()

@@ -1,14 +1,14 @@
-"""The records of runs in their directories: attempts, errors, progress. Asks no scheduler; imports no torch."""
+"""The records of runs in their directories: attempts, errors, heartbeats. Asks no scheduler; imports no torch."""
 
 import math
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hpc.run import attempt_log, causes, claim, job_logs, last_seen
+from hpc.run import attempt_log, causes, claim, job_logs
 from hpc.run.job_logs import read_tail
 from hpc.system.files import parse_json
 
@@ -26,7 +26,6 @@ class AttemptRecord:
     hosts: list[str]
     world_size: int
     end: dict[str, Any] | None  # its end event in attempts.jsonl
-    launcher: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ class RunRecord:
     def submit_time(self) -> float:
         """Unix time when it was last submitted; 0: never."""
         return self.submitted.get("time", 0)
-
-    @property
-    def stale_before(self) -> float:
-        """Unix time before which everything that was written concerns an earlier attempt."""
-        return max(self.submit_time, self.attempts[-1].start if self.attempts else 0)
 
     @property
     def is_finished(self) -> bool:
@@ -96,35 +90,24 @@ def read_run(path: Path, name: str) -> RunRecord:
 
 
 def first_error(run: RunRecord, *, logs_too: bool) -> str:
-    """Return the first cause that a rank left in the last attempt, else the first error in the job's logs; or ""."""
-    return _first_cause_of_newest(run) or (job_logs.first_logged_error(run.path, run.job) if logs_too else "")
+    """Return the first cause of the newest attempt since the run was submitted, else the first error in its job's logs.
+
+    Returns:
+        "" if there is none.
+    """
+    cause, folders = "", {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
+    with suppress(OSError):
+        newest = max({claim.newest_attempt(run.path), *folders, *(attempt.number for attempt in run.attempts)})
+        cause = first_cause_of_attempt(run, newest, since=run.submit_time - CLOCK_SKEW_SECONDS)
+    return cause or (job_logs.first_logged_error(run.path, run.job) if logs_too else "")
 
 
 def num_starts_at_giving_up(run: RunRecord) -> int:
     """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
     count = read_tail(run.path / "stalled").strip()
     limit = config_word(run, "faults", "retries")
-    is_current = last_seen.modified_time(run.path / "stalled") >= run.submit_time - CLOCK_SKEW_SECONDS
+    is_current = _modified_time(run.path / "stalled") >= run.submit_time - CLOCK_SKEW_SECONDS
     return int(count) if count.isdecimal() and limit.isdecimal() and int(count) >= int(limit) and is_current else 0
-
-
-def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
-    """Return the last step, and one metric as text: of the last test, else of the last validation."""
-    ends = [attempt.end for attempt in run.attempts if attempt.end]
-    end = ends[-1] if ends else {}
-    tested, validated = (
-        {name: value for name, value in end.get(key, {}).items() if isinstance(value, int | float)}
-        for key in ("metrics", "validated")
-    )
-    step = end.get("step")
-    if not run.attempts or (run.attempts[-1].end and (tested or validated)):
-        return step, _main_metric(tested or validated)
-    curve_step, newest_metrics = last_seen.newest_step_and_validation_metrics(
-        *attempt_log.curve_folders(run.path), monitor=config_word(run, "checkpoint", "monitor")
-    )
-    steps = [curve_step, last_seen.newest_checkpoint_step(run.path)]
-    newest = max((number for number in steps if number is not None), default=step)
-    return step if run.attempts[-1].end else newest, _main_metric(tested or newest_metrics)
 
 
 def config_word(run: RunRecord, section: str, key: str) -> str:
@@ -153,7 +136,7 @@ def last_sign_of_life(run: RunRecord, attempt: AttemptRecord, *, until: float = 
     Args:
         until: unix time of that next start.
     """
-    beat = last_seen.last_beat(run.path, attempt.number)
+    beat = _modified_time(run.path / "claims" / f"{attempt.number:06}.beat")
     return beat if attempt.start <= beat <= until else attempt.start
 
 
@@ -172,23 +155,12 @@ def num_damaged_lines(path: Path) -> int:
     return len(lines) - len(_valid_events(path))
 
 
-def _first_cause_of_newest(run: RunRecord) -> str:
-    """Return the first cause of the newest attempt, since the run was submitted."""
-    folders = {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
+def _modified_time(path: Path) -> float:
+    """Return the unix time at which a file was last modified; 0 if there is none."""
     try:
-        newest = max({claim.newest_attempt(run.path), *folders, *(attempt.number for attempt in run.attempts)})
+        return path.stat().st_mtime
     except OSError:
-        return ""
-    return first_cause_of_attempt(run, newest, since=run.submit_time - CLOCK_SKEW_SECONDS)
-
-
-def _main_metric(metrics: Mapping[str, float]) -> str:
-    """Return the most telling metric as text: not the loss where there is another."""
-    names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
-    if not names:
-        return "-"
-    value = metrics[names[-1]]
-    return f"{names[-1]} {value:.0f}" if value >= 1e4 and float(value).is_integer() else f"{names[-1]} {value:.4g}"
+        return 0.0
 
 
 def _is_run(folder: Path) -> bool:
@@ -241,7 +213,6 @@ def _read_attempts(path: Path) -> list[AttemptRecord]:
             event.get("hosts", []),
             event.get("world_size", 0),
             ends.get(event.get("attempt")),
-            str(event.get("launcher") or ""),
         )
         for event in events
         if event.get("event") == "start"

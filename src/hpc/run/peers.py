@@ -25,7 +25,7 @@ class Peers:
         self._world_size = world_size
         self._failure = ""
         self._num_answers = self._num_answers_seen = self._num_unanswered = 0
-        self.exchange: Callable[[Any], object] | None = None  # called with the store, about once a second
+        self.exchanges: list[Callable[[Any], object]] = []  # each is called with the store, about once a second
 
     def report_failure(self, rank: int, *, host: str, error: str) -> None:
         """Let the others know that this rank has failed; only the first report counts."""
@@ -48,8 +48,8 @@ class Peers:
             while not over.wait(POLL_SECONDS):
                 has_failed = self._reads.check(["watch/failed"])
                 self._num_answers += 1
-                if self.exchange:
-                    self.exchange(self._reads)
+                for exchange in [*self.exchanges]:
+                    exchange(self._reads)
                 if has_failed:
                     report = json.loads(self._reads.get("watch/failed"))
                     error = f"{report['type']}: {report['message']}"

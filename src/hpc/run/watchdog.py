@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import dropwhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -70,7 +69,7 @@ class Watchdog:
         self._host = socket.gethostname()
         self.store, self._peers = store, Peers(store, world_size) if store else None
         self._hang_seconds, self._signals = hang_seconds, signals
-        self._progress: tuple[int, str] | None = None  # step, and what the main thread does
+        self._progress: tuple[int | None, str] = None, ""  # step, and what the main thread does
         self._over, self._end_lock = threading.Event(), threading.Lock()
         self._ending_thread = 0
         self._guard = Guard()
@@ -78,12 +77,16 @@ class Watchdog:
 
     def report_progress(self, step: int, activity: str = "") -> None:
         """Reset the hang timer. Call it at every micro-step, and regularly during other work."""
-        self._progress = (step, activity)
+        self._progress = step, activity
 
-    def set_store_callback(self, exchange: Callable[[Any], object]) -> None:
+    def report_activity(self, activity: str) -> None:
+        """Reset the hang timer during work that is no step; any thread may call it."""
+        self._progress = self._progress[0], activity
+
+    def add_store_exchange(self, exchange: Callable[[Any], object]) -> None:
         """Let the thread that listens to the other ranks call this with the store, too, about once a second."""
         if self._peers:
-            self._peers.exchange = exchange
+            self._peers.exchanges.append(exchange)
 
     def __enter__(self) -> Self:
         loops: dict[str, Callable[[], None]] = {"main thread": self._watch_main_thread}
@@ -115,7 +118,7 @@ class Watchdog:
         # Destructors of process groups wait for ranks that are gone. These limits hold without the interpreter's lock.
         faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
         signal.alarm(int(2 * EXIT_SECONDS))
-        text = _in_one_line(error)
+        text = causes.describe_error(error)
         self._tell_peers(text)
         stack = "".join(traceback.format_exception(error))
         _run_within(LAST_WORDS_SECONDS, lambda: self._write_cause(text, stack))
@@ -134,7 +137,7 @@ class Watchdog:
             last_look, now = now, time.monotonic()
             silent_seconds += min(now - last_look, 2 * POLL_SECONDS)  # the clock goes on while the process is stopped
             if (progress := self._progress) is not last:
-                if progress and last and progress[0] != last[0]:  # after a step nothing is loaded or compiled any more
+                if last[0] not in (None, progress[0]):  # after a step nothing is loaded or compiled any more
                     patience = self._hang_seconds
                 last, silent_seconds, sigterm_time = progress, 0.0, 0.0
             if signal.SIGTERM in signals:
@@ -191,7 +194,7 @@ class Watchdog:
         os._exit(ExitCode.ANOTHER_RANK_FAILED)
 
     def _describe_hang(self, seconds: float) -> str:
-        step, activity = self._progress or (None, "")
+        step, activity = self._progress
         since = "the start" if step is None else f"step {step}"
         lock = stacks.awaited_lock_file()
         where = stacks.describe_main_thread()
@@ -213,7 +216,7 @@ class Watchdog:
     def _write_failed_verdict(self, why: str) -> None:
         """Write the verdict that another start would fail, too, unless another attempt has taken over."""
         if claim.newest_attempt(self._run_dir) <= self._attempt:
-            step = self._progress[0] if self._progress else 0
+            step = self._progress[0] or 0
             attempt_log.write_verdict(self._run_dir, self._attempt, step=step, outcome="failed", why=why)
 
     def _wait_and_release_claim(self, seconds: float) -> None:
@@ -236,16 +239,3 @@ def _run_within(seconds: float, function: Callable[[], object]) -> None:
     thread = threading.Thread(target=quietly, daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-def _in_one_line(error: BaseException) -> str:
-    """Return `Type: message` with the first line of the message, and the notes of the error.
-
-    A worker of a DataLoader hands on its error as text, in which a traceback comes first.
-    """
-    lines = list(filter(str.strip, str(error).splitlines()))
-    if "Original Traceback (most recent call last):" in lines:
-        lines = lines[1 + max(n for n, line in enumerate(lines) if line.startswith(('  File "', "Original "))) :]
-        lines = list(dropwhile(lambda line: line.startswith(" "), lines))  # code; a message may have such lines later
-        return ", ".join(map(str.strip, lines)).replace(":, ", ": ")
-    return ", ".join([f"{type(error).__name__}: {''.join(lines[:1])}", *getattr(error, "__notes__", ())])

@@ -1,10 +1,7 @@
-"""Changes that come from making a batch and moving it to the device: in random numbers, generators, and attributes.
+"""Attributes that a piece of work changes: making loaders, making a batch, moving it to the device."""
 
-A run is saved when a batch was fetched, and fetches it once more when it is resumed. Before that, all of these are set
-back to what they were before that batch.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from operator import length_hint
@@ -12,40 +9,37 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from hpc.state import attributes, checksums, holder_fields, holders, plain_forms, randomness, structure
+from hpc.state import attributes, checksums, holder_fields, holders, plain_forms
 
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-NO_ATTRIBUTES = (holder_fields.CONTENT, structure.LAYERS, structure.HOOKS)  # in place of a name
+NO_ATTRIBUTES = (holder_fields.CONTENT, *holder_fields.STRUCTURE)  # in place of a name
 MODULE = "module "  # beginning of the names of the module and of its parts
+FIRST_BATCHES = 2  # of an epoch, at which attributes may be new: the first batch may make them
+OF_DATA = (holders.DATA, holders.COLLATE)
+OF_ALL = (*OF_DATA, MODULE)
 
 
-class FetchEffects:
-    """The state before the last batch was made, where no workers make batches.
+class AttributeEffects:
+    """Attributes of the data, of what collates samples, and of the module, before some work and after it.
 
-    It has the random numbers and, of the DataModule and of objects that collate samples: numbers, strings, generators,
-    small containers, arrays and tensors.
+    These are numbers, strings, generators, small containers, arrays and tensors.
 
-    Attributes:
-        to_restore: the result of `state`, to be restored before the next batch.
-        initial: fingerprints of the restored attributes, taken before the restore.
+    Args:
+        owners: beginnings of the names of those that are looked at.
+        max_entries: of a container, array or tensor that is copied.
     """
 
-    owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)  # beginnings of names
-    max_entries = 1000  # of a container, array or tensor that is copied before each batch
-
-    def __init__(self, trainer: L.Trainer) -> None:
-        self.trainer = trainer
-        self.to_restore: dict[str, Any] | None = None
-        self.initial: attributes.InitialAttributes = {}
+    def __init__(self, trainer: L.Trainer, *, owners: tuple[str, ...] = OF_ALL, max_entries: int) -> None:
+        self.trainer, self.owners, self.max_entries = trainer, owners, max_entries
         self._watched: list[tuple[str, str, Callable[[str], Any]]] = []  # owner, name, getter by name
-        self._values: list[Any] = []  # of those, before the last batch
-        self._random: Any = None
+        self._values: list[Any] = []  # of those, before the work
 
-    def begin_epoch(self) -> None:
-        """Choose the attributes to watch; called before the first batch of an epoch."""
+    def choose(self) -> None:
+        """Choose the attributes to look at."""
         self._watched = []
         for owner_name, owner in holders.find_holders(self.trainer, self.trainer.lightning_module).items():
             is_module = owner_name.startswith(MODULE)
@@ -60,32 +54,17 @@ class FetchEffects:
             buffers = owner._buffers if is_module and "/" not in owner_name else ()
             self._watched += [(owner_name, name, _getter(owner, name)) for name in dict.fromkeys([*names, *buffers])]
 
-    def restore_and_capture(self) -> None:
-        """Restore `to_restore` if there is one, then capture the present state; called before each batch."""
-        if self.to_restore:
-            if self.to_restore["random"]:
-                randomness.restore(self.to_restore["random"])
-            self.initial = self.restore(self.to_restore["of_data"])
-            self.to_restore = None
-        self._random = randomness.capture()
+    def capture(self) -> None:
+        """Copy their values before the work."""
         values = [get(name) for _, name, get in self._watched]
         self._values = [value if type(value) in plain_forms.IMMUTABLE_TYPES else self._copy(value) for value in values]
 
-    def restore(self, changed: attributes.ChangedAttributes) -> attributes.InitialAttributes:
-        """Set these attributes, and return their fingerprints before."""
-        module = self.trainer.lightning_module
-        return attributes.restore_data(self.trainer, module, changed=changed, owners=self.owners)
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the random numbers before the last batch, and the attributes that it changed, as plain data."""
-        return {"random": randomness.plain_state(self._random), "of_data": self.changed()}
-
     def changed(self) -> list[tuple[str, str, Any]]:
-        """Return owner, name and plain form of the attributes that were changed since `restore_and_capture`."""
+        """Return owner, name and plain form before the work of the attributes that it has changed."""
         changed = []
         for (owner, name, get), before in zip(self._watched, self._values, strict=False):
             now = get(name)
-            if now is before:
+            if now is before or _is_equal(now, before):
                 continue
             is_form = plain_forms.is_generator(now) or (plain_forms.is_iterator(now) and isinstance(before, dict))
             form = before if is_form else plain_forms.to_plain_on_host(before)
@@ -93,6 +72,16 @@ class FetchEffects:
             if form != plain_forms.NOT_KEPT and checksums.fingerprint(form) != checksums.fingerprint(present):
                 changed.append((owner, name, form))
         return changed
+
+    def present(self, changed: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
+        """Return these attributes with their present values."""
+        places = {(owner, name) for owner, name, _ in changed}
+        watched = ((owner, name, get(name)) for owner, name, get in self._watched if (owner, name) in places)
+        return [(owner, name, plain_forms.to_plain_on_host(value)) for owner, name, value in watched]
+
+    def restore(self, changed: attributes.ChangedAttributes) -> None:
+        """Set the result of `changed` or `present`."""
+        attributes.restore_silently(self.trainer, self.trainer.lightning_module, changed=changed, owners=self.owners)
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -107,38 +96,73 @@ class FetchEffects:
         return copy(value) if is_small else value
 
 
-class TransferEffects(FetchEffects):
-    """The state before the last batch of training was moved to the device; also of the module and of its parts."""
+class BatchEffects:
+    """Names the attributes that making a batch of training, or moving it to the device, changes.
 
-    owners = (*FetchEffects.owners, MODULE)
+    A run is saved when its next batch is there, so a resumed run makes that batch with these attributes as they are
+    after it. Random numbers need not be named: there they follow from the place of the batch.
+    """
 
     def __init__(self, trainer: L.Trainer) -> None:
-        super().__init__(trainer)
-        self._epoch: int | None = None
-        if has_transfer_hooks(trainer.lightning_module) or has_transfer_hooks(getattr(trainer, "datamodule", None)):
-            # Before each hook Lightning calls `get_instance(hook)`; the call for HOOKS[0] comes first.
-            selector: Any = trainer._data_connector._datahook_selector
-            selector.get_instance = self._noting_state(selector.get_instance)
+        self.trainer = trainer
+        self._effects: dict[tuple[str, ...], AttributeEffects] = {
+            owners: AttributeEffects(trainer, owners=owners, max_entries=1000) for owners in (OF_DATA, OF_ALL)
+        }
+        self._num_watched: dict[tuple[str, ...], tuple[int, int]] = {}  # the epoch, and batches in it
+        self._names: dict[str, None] = {}
 
-    def _noting_state(self, get_instance: Callable[[str], Any]) -> Callable[[str], Any]:
-        def get_instance_after_noting(hook: str) -> Any:
-            if hook == HOOKS[0] and self.trainer.training:
-                if self._epoch != self.trainer.current_epoch:
-                    self._epoch = self.trainer.current_epoch
-                    self.begin_epoch()
-                self.restore_and_capture()
-            return get_instance(hook)
+    @contextmanager
+    def watch(self, owners: tuple[str, ...] = OF_DATA) -> Iterator[None]:
+        """Note what the block changes."""
+        if not self.trainer.training:
+            yield
+            return
+        effects, epoch = self._effects[owners], self.trainer.current_epoch
+        last_epoch, num = self._num_watched.get(owners, (None, 0))
+        num = num + 1 if last_epoch == epoch else 0
+        self._num_watched[owners] = epoch, num
+        if num < FIRST_BATCHES:
+            effects.choose()
+        effects.capture()
+        yield
+        self._names |= {holders.shown_name(owner, name): None for owner, name, _ in effects.changed()}
 
-        return get_instance_after_noting
+    def print_names(self, named: set[str]) -> None:
+        """Print each name once.
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the same as for a fetched batch; None if no batch was moved yet."""
-        return super().state() if self._random else None
+        Args:
+            named: names that were printed before; new ones are added.
+        """
+        names = [name for name in self._names if name not in named]
+        named.update(names)
+        if names:
+            rule = (
+                "these attributes change as a batch is made or moved to the device, so a resumed run makes its first "
+            )
+            rule += "batch with other values of them"
+            fix = (
+                "a batch that follows from its samples and random numbers alone, or the change in on_train_batch_start"
+            )
+            print(f"warning: {rule}: {', '.join(names)}. Try: {fix}", flush=True)
 
 
 def has_transfer_hooks(owner: Any) -> bool:
     """Return whether the researcher's own code takes part in moving a batch to the device."""
     return owner is not None and any(is_overridden(hook, owner) for hook in HOOKS)
+
+
+def _is_equal(now: Any, before: Any) -> bool:
+    """Return whether two values are certainly equal; False also where it cannot be known at once."""
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, Tensor):
+        return now.shape == before.shape and now.dtype == before.dtype and torch.equal(now, before)
+    if isinstance(now, np.ndarray):
+        return now.shape == before.shape and now.dtype == before.dtype and bool((now == before).all())
+    try:
+        return bool(now == before)
+    except (RuntimeError, ValueError, TypeError):  # of arrays and tensors in a container
+        return False
 
 
 def _getter(owner: Any, name: str) -> Callable[[str], Any]:

@@ -1,7 +1,8 @@
 """The attributes of one object that nobody else saves.
 
 A checkpoint has the weights, buffers and optimizers; libraries restore their own objects. All other attributes are
-yielded here, so that changes of them can be saved.
+yielded here, so that changes of them can be saved. So are the layers of a module, by their classes, and its hooks, by
+their names: no checkpoint holds these, and where training changes them, that is named at the first save.
 """
 
 from collections import deque
@@ -14,19 +15,28 @@ import lightning as L
 from lightning.fabric.utilities.data import AttributeDict
 from torch import nn
 from torchmetrics import Metric
+from torchmetrics.wrappers import MetricTracker
 
 from hpc.config.project import HPC
-from hpc.state import checksums, plain_forms, structure
+from hpc.state import checksums, plain_forms
 
 # Attributes that this package itself leaves on a module, and private ones of `hpc.data.data_module.DataModule`.
 GRADIENT_NORM, SKIPS_NOT_FINITE = "_hpc_gradient_norm", "_hpc_skips_not_finite"
 MODULE_ATTRIBUTES = {GRADIENT_NORM, SKIPS_NOT_FINITE}
 DATA_MODULE_ATTRIBUTES = {"_datasets", "_has_noted_test_split"}
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
-LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
+LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.")
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 CONTENT = ""  # in place of an attribute's name: what an object holds beside its attributes
 DATASET, SAVED = "dataset ", "saved "  # beginnings of owners' names
+LAYERS, HOOKS = STRUCTURE = " layers", " hooks"  # in place of an attribute's name, which has no space
+HOOK_KINDS = {  # the dicts in which torch keeps hooks of modules and parameters; it has no other way to list them
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_post_accumulate_grad_hooks": "post-accumulate-grad hook",
+}
 
 
 def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
@@ -38,7 +48,7 @@ def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
     if owner_name.startswith(SAVED):
         return
     if is_saved and isinstance(owner, nn.Module | nn.Parameter):
-        yield from structure.layers_and_hooks(owner)
+        yield from layers_and_hooks(owner)
     if isinstance(owner, nn.Parameter):
         yield "requires_grad", owner.requires_grad
         if not is_saved:
@@ -54,6 +64,8 @@ def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, nn.Module):
         tensors = {**owner._parameters, **owner._buffers}
         names = owner._non_persistent_buffers_set if is_saved else tensors
+        if is_saved and isinstance(owner, Metric):
+            names = owner._buffers  # of a metric they are each rank's own
         yield from ((name, tensors[name]) for name in names if name in tensors)
 
 
@@ -103,7 +115,7 @@ def fill_content(owner: Any, content: Any) -> None:
 @cache
 def is_library_class(kind: type) -> bool:
     """Return whether a class and all its bases come from the libraries."""
-    return all(f"{base.__module__}.".startswith(LIBRARIES) for base in kind.__mro__)
+    return all(f"{base.__module__}.".startswith((*LIBRARIES, "builtins.")) for base in kind.__mro__)
 
 
 @cache
@@ -164,3 +176,29 @@ class _EmptyMetric(Metric):
 def _attributes_of_new(kind: type) -> frozenset[str]:
     """Return the names of the attributes that a new instance of a class has."""
     return frozenset(vars(kind())) - {"training"}
+
+
+def layers_and_hooks(owner: nn.Module | nn.Parameter) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield LAYERS with each layer's class, and HOOKS with the functions of each kind, without those of libraries."""
+    if isinstance(owner, Metric | MetricTracker):  # the latter gets a further metric as each epoch begins
+        return
+    if isinstance(owner, nn.Module):
+        yield LAYERS, {name: _class_name(layer) for name, layer in owner._modules.items()}
+    hooks = {}
+    for key, kind in HOOK_KINDS.items():
+        names = map(_function_name, (getattr(owner, key, None) or {}).values())
+        hooks[kind] = sorted(name for name in names if not name.startswith((*LIBRARIES, f"{HPC}.")))
+    yield HOOKS, hooks
+
+
+def _class_name(layer: nn.Module | None) -> str:
+    """Return the name of a layer's class, without the subclass that FSDP makes of it."""
+    classes = type(layer).__mro__
+    return next(kind.__qualname__ for kind in classes if not kind.__module__.startswith("torch.distributed."))
+
+
+def _function_name(hook: Any) -> str:
+    while isinstance(hook, partial):
+        hook = hook.func
+    function = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{function.__module__}.{function.__qualname__}"

@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from hpc.checkpoint import weights
 from hpc.config.project import HPC, researcher_packages
@@ -30,17 +31,13 @@ VIEW = "a view of a weight"
 
 def find_holders(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
     """Return all objects that keep attributes, by their names; first those that Lightning knows."""
-    return with_nested_holders(dict(_lightning_holders(trainer, module)))
-
-
-def with_nested_holders(holders: dict[str, Any]) -> dict[str, Any]:
-    """Return these, and all holders in their attributes."""
-    found, queue, seen = dict(holders), deque(holders.items()), {id(holder) for holder in holders.values()}
+    found = dict(_lightning_holders(trainer, module))
+    queue, seen = deque(found.items()), {id(holder) for holder in found.values()}
     while queue:
         owner_name, owner = queue.popleft()
         for name, value in unsaved_fields(owner_name, owner) if not has_state_dict(owner) else ():
             for path, holder in _holders_in(f"{owner_name}/{name}", value):
-                for part_name, part in network_parts(path, holder).items():
+                for part_name, part in _network_parts(path, holder).items():
                     if id(part) not in seen:
                         seen.add(id(part))
                         found[part_name] = part
@@ -48,7 +45,7 @@ def with_nested_holders(holders: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def network_parts(name: str, holder: Any) -> dict[str, Any]:
+def _network_parts(name: str, holder: Any) -> dict[str, Any]:
     """Return an object by its name and, if it is a network, the parts of it by theirs."""
     if not isinstance(holder, nn.Module):
         return {name: holder}
@@ -65,6 +62,7 @@ class HolderNames:
         buffers = [
             buffer
             for part in module.modules()
+            if not isinstance(part, Metric)  # whose buffers are each rank's own
             for name, buffer in part._buffers.items()
             if buffer is not None and name not in part._non_persistent_buffers_set  # torch says it nowhere else
         ]
@@ -135,11 +133,6 @@ def is_holder(value: Any) -> bool:
         return kind not in plain_forms.CONTAINERS
     is_own_class = kind.__module__.partition(".")[0] in researcher_packages()
     return is_own_class and (hasattr(value, "__dict__") or bool(slots(value)))
-
-
-def can_be_copied(value: Any) -> bool:
-    """Return whether a deep copy is independent; a copied optimizer would still hold the original's parameters."""
-    return not (has_state_dict(value) or isinstance(value, (L.LightningModule, nn.Parameter, *checksums.BY_IDENTITY)))
 
 
 def _storage_address(tensor: Tensor) -> int:

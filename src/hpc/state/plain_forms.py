@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpc.checkpoint.plain_data import PLAIN_TYPES, is_plain
 from hpc.config.errors import ConfigError
-from hpc.state import restorable
+from hpc.state import randomness, restorable
 from hpc.state.checksums import NameLookup
 
 KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
@@ -79,11 +79,6 @@ def to_plain_on_host(value: Any, names: NameLookup | None = None) -> Any:
         return tree_map_only(Tensor, _on_host, to_plain(value, names))
     except (TypeError, RecursionError):  # the latter where an object contains itself
         return NOT_KEPT
-
-
-def tensor_of_form(form: Any) -> Any:
-    """Return the tensor of a tensor's plain form, on the host; all other forms as they are."""
-    return form["parts"][0] if isinstance(form, dict) and form.get(KIND) == ON_DEVICE else form
 
 
 def is_generator(value: Any) -> bool:
@@ -186,10 +181,6 @@ def _fill_deque(present: deque, value: deque) -> None:
     present.extend(value)
 
 
-def _fill_generator(present: np.random.Generator, value: np.random.Generator) -> None:
-    present.bit_generator.state = value.bit_generator.state
-
-
 def _iterator_parts(value: Any) -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of those of itertools, from Python 3.12 on
@@ -226,7 +217,7 @@ def _make_generator(state: dict[str, Any]) -> np.random.Generator:
 
 
 def _with_state(generator: Any, state: Any) -> Any:
-    (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+    randomness.set_state(generator, state)
     return generator
 
 
@@ -268,8 +259,5 @@ FILLERS: dict[type, Callable[[Any, Any], object]] = {
     list: _fill_list,
     deque: _fill_deque,
     **dict.fromkeys((set, dict, Counter, OrderedDict, defaultdict), _fill_set_or_dict),
-    np.random.Generator: _fill_generator,
-    np.random.RandomState: lambda present, value: present.set_state(value.get_state()),
-    random.Random: lambda present, value: present.setstate(value.getstate()),
-    torch.Generator: lambda present, value: present.set_state(value.get_state()),
+    **dict.fromkeys(GENERATORS, lambda present, value: randomness.set_state(present, randomness.get_state(value))),
 }

@@ -8,12 +8,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from hpc.config import project
+from hpc.config.errors import ConfigError
 from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
-from hpc.submit import array_folder, queue_run
+from hpc.submit import queue_run
 from hpc.submit.options import SubmitOptions
-from hpc.submit.scripts import make_job, render_script, write_scripts
+from hpc.submit.scripts import make_job, render_script, write_job_script
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
 
@@ -35,8 +36,8 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
         for cfg, (_, overrides), run_dir in zip(cfgs, members, run_dirs, strict=True):
             frozen_config.create_or_replace(run_dir, cfg.node, words=overrides)
             # For submit.py resume= of this member alone.
-            write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
-        write_scripts(jobs[0], first_cfg, folder=folder)
+            write_job_script(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
+        write_job_script(jobs[0], first_cfg, folder=folder)
         command = submit_and_report(first_cfg, folder, options=options, num_members=len(members))
     exit_if_job_failed(command, options)
 
@@ -64,17 +65,33 @@ def submit_search(
     with _new_array(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait):
         search.save_search(folder, settings)
         for run_dir in run_dirs:
-            write_scripts(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
-        write_scripts(jobs[0], cfgs[0], folder=folder)
+            write_job_script(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
+        write_job_script(jobs[0], cfgs[0], folder=folder)
         command = submit_and_report(cfgs[0], folder, options=options, num_members=trials)
     exit_if_job_failed(command, options)
 
 
 @contextmanager
 def _new_array(cfg: Config, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> Iterator[None]:
-    """Make the folder of a job array with a run directory per member; remove it if the array is not submitted."""
+    """Make the folder of a job array with its code and a run directory per member, which shares that code.
+
+    It is removed again if the array is not submitted.
+    """
     queue_run.prepare_submission(cfg, project.PROJECT, wait=wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
-    with queue_run.remove_unless_submitted(folder, lambda: array_folder.reserve(folder, run_dirs=run_dirs)):
-        array_folder.fill(folder, run_dirs=run_dirs)
+    with queue_run.remove_unless_submitted(folder, lambda: _reserve(folder, run_dirs)):
+        snapshot.copy_code(folder)
+        for run_dir in run_dirs:
+            directory.create_run_dir(run_dir, free_bytes=0)
+            (run_dir / "code").symlink_to(folder / "code")
         yield
+
+
+def _reserve(folder: Path, run_dirs: Sequence[Path]) -> None:
+    """Make the folder of a job array with the list of its members. Raise `ConfigError` if another array uses it."""
+    directory.create_run_dir(folder)
+    try:
+        with (folder / "members").open("x", encoding="utf-8") as members:
+            members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
+    except FileExistsError:  # a process with the same number on another node, in the same second
+        raise ConfigError("run_dir", folder, "must not hold another array", "submit again") from None

@@ -16,7 +16,7 @@ from hpc.config import compose, layout
 from hpc.config.parse import parse
 from hpc.config.sections import Config
 from hpc.launch import bandwidth, nccl_log, node_checks, placement
-from hpc.launch.bandwidth import CollectiveTiming, MeasuredLinks
+from hpc.launch.bandwidth import CollectiveTiming
 from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
 from hpc.studies.network_check_command import reject_single_rank
 from hpc.system import files
@@ -90,7 +90,7 @@ def _measure_and_write(
         points, seconds = _measure(cfg, place, start=start, watch=watch, signal_state=signal_state)
         if start.claim:
             report = make_report(cfg, start.hosts, points=points, seconds=seconds, logs=_nccl_logs(run_dir))
-            _write_report(report, cfg.cluster.name, run_dir)
+            _write_report(report, points, run_dir)
             attempt_log.record_end(run_dir, start.claim, attempt=start.attempt, step=len(points), outcome="finished")
 
 
@@ -119,7 +119,7 @@ def make_report(
         "date": date,
         "nodes": hosts,
         "ranks_per_node": per_node,
-        "links": asdict(MeasuredLinks(**links)),
+        "links": {scope: asdict(link) if link else None for scope, link in links.items()},
         "transports": {host: sorted(nccl_log.used_networks(log)) for host, log in logs.items()},
         "seconds_per_node": by_host,
         "compared": bandwidth.compare_with_cluster(links, cluster, ranks_per_node=per_node),
@@ -220,14 +220,10 @@ def _slow_node_warnings(seconds: Mapping[str, Mapping[str, float]]) -> list[str]
     ]
 
 
-def _write_report(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
+def _write_report(report: dict[str, Any], points: Sequence[CollectiveTiming], run_dir: Path) -> None:
     """Write network.json and network.txt, and print the table."""
-    points = [
-        CollectiveTiming(**{key: point[key] for key in CollectiveTiming.__dataclass_fields__})
-        for point in report["points"]
-    ]
     nodes = f"{len(report['nodes'])} nodes" if len(report["nodes"]) > 1 else "one node"
-    title = f"{report['backend']} on {nodes} of {cluster} ({', '.join(report['nodes'])}), {report['date']}"
+    title = f"{report['backend']} on {nodes} of {report['cluster']} ({', '.join(report['nodes'])}), {report['date']}"
     networks = sorted({name for names in report["transports"].values() for name in names})
     lines = [title, "bandwidths in GB/s, as nccl-tests define them", *bandwidth.timing_table(points)]
     lines += [f"NCCL's network: {', '.join(networks)}"] if networks else []

@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from hpc.training.blocks import find_blocks
+from hpc.strategies.blocks import find_blocks
 
 
 def unlocks(module: L.LightningModule, data: Any) -> Iterator[tuple[str, str]]:

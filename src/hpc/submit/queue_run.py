@@ -17,7 +17,7 @@ from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
-from hpc.submit.scripts import make_job, render_script, write_scripts
+from hpc.submit.scripts import make_job, render_script, write_job_script
 
 
 def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions, program: str = "train.py") -> Path:
@@ -45,7 +45,7 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
 
     with remove_unless_submitted(run_dir, reserve):
         snapshot.copy_code(run_dir)
-        write_scripts(job, cfg, folder=run_dir)
+        write_job_script(job, cfg, folder=run_dir)
         command = submit_and_report(cfg, run_dir, options=options)
     exit_if_job_failed(command, options)
     return run_dir

@@ -23,7 +23,7 @@ from hpc.submit.scripts import (
     reject_run_with_fixed_script,
     render_script,
     renew_environment,
-    write_scripts,
+    write_job_script,
 )
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
 from hpc.system import files
@@ -64,7 +64,7 @@ def _submit_with_changes(
     """Submit the job. The files that change are written into `folder`, and take their place once it is accepted."""
     change = frozen_config.prepare_change(run_dir, cfg.node, words=words)
     if frozen_config.list_changes(run_dir, cfg.node):
-        write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=folder)
+        write_job_script(make_job(cfg, run_dir=run_dir), cfg, folder=folder)
     else:
         renew_environment(run_dir, folder=folder, venv=Path(sys.prefix))
     scripts = sorted(folder.iterdir())

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from hpc.config import cluster_rules
-from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, make_printable
 from hpc.config.freezing import escape_quotes
 from hpc.config.sections import ClusterConfig, Config
@@ -32,12 +30,11 @@ LEAKED_VARIABLES = re.compile(
 )
 # Passed on nevertheless: they say where the scheduler is.
 SCHEDULER_VARIABLES = {"SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"}
-# SBATCH_<name> -> the key of a cluster's file with the same meaning.
+# Variable of sbatch -> the key of a cluster's file with the same meaning.
 KEYS_OF_SBATCH_VARIABLES = {
-    "ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "CONSTRAINT": "constraint", "TIMELIMIT": "time",
+    "SBATCH_ACCOUNT": "account", "SBATCH_PARTITION": "partition", "SBATCH_QOS": "qos",
+    "SBATCH_CONSTRAINT": "constraint", "SBATCH_TIMELIMIT": "time",
 }  # fmt: skip
-# SBATCH_<name> -> the option, if it is not called like the variable.
-OPTIONS_OF_SBATCH_VARIABLES = {"ARRAY_INX": "array", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches"}
 # Words in the message of a rejection -> the key that it is about.
 KEYS_OF_MESSAGES = {
     r"\baccount\b": "cluster.account", "partition|queue": "cluster.partition", "qos": "cluster.qos",
@@ -45,6 +42,9 @@ KEYS_OF_MESSAGES = {
     "gres|gpu|resource|select|configuration": "cluster.request", "node": "trainer.num_nodes",
 }  # fmt: skip
 JOB_ID = re.compile(r"\d+(;\S+|(\[\])?(\.\S+)?)")  # 17;cluster of sbatch --parsable, 29[].server of qsub
+IMPOSSIBLE = "Requested node configuration is not available"  # Slurm's words for a job that no node can ever run
+KEYS_OF_NODES = "trainer.devices, cluster.cores_per_gpu, cluster.memory_gb, cluster.constraint"
+TEST_SECONDS = 30  # for `sbatch --test-only` to answer
 NOTICE_AFTER_SECONDS = 10  # then a note says that the scheduler has not answered yet
 
 
@@ -96,11 +96,7 @@ def submit_job(
             commands.append(command)
         if change:
             change()
-        size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
-        submission = {"time": time.time(), "cluster": cluster.name, "scheduler": scheduler, "argv": sys.argv[1:]}
-        submission |= {"name": job.name, **size, "job": job_ids[0], "jobs": job_ids}
-        # In place, as duplicate_jobs.py locks this file.
-        (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
+        _record_jobs(folder, cfg, job=job, job_ids=job_ids)
     except BaseException:
         _call_for_jobs(CANCEL_COMMAND[scheduler], job_ids)
         raise
@@ -109,8 +105,34 @@ def submit_job(
     return job_ids, commands[-1]
 
 
+def _record_jobs(folder: Path, cfg: Config, *, job: Job, job_ids: Sequence[str]) -> None:
+    """Write submitted.json in place, as duplicate_jobs.py locks this file."""
+    size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
+    cluster = {"cluster": cfg.cluster.name, "scheduler": cfg.cluster.scheduler}
+    submission = {"time": time.time(), **cluster, "argv": sys.argv[1:], "name": job.name, **size}
+    submission |= {"job": job_ids[0], "jobs": job_ids}
+    (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
+
+
+def reject_impossible_job(script: Path) -> None:
+    """Raise `ConfigError` if Slurm would take the job and let it wait for ever: no node can have what it asks for.
+
+    What else `sbatch --test-only` says may pass, such as a node that is down, and is left to sbatch itself.
+    """
+    command = [find_submit_command("slurm"), "--test-only", str(script)]
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": TEST_SECONDS}
+    try:
+        done = subprocess.run(command, env=submit_environ(), **options)  # type: ignore[call-overload]
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if done.returncode and IMPOSSIBLE in done.stderr:
+        rule = f"{IMPOSSIBLE}, says Slurm: the job would wait for ever, and is not queued"
+        fix = f"smaller values of {KEYS_OF_NODES}; sinfo -o '%P %D %c %m %G %f' shows what the nodes have"
+        raise ConfigError("sbatch", script, rule, fix)
+
+
 def describe_ignored_variables(environ: Mapping[str, str], cluster: ClusterConfig) -> list[str]:
-    """Return a note for each variable of this shell that would have changed the job, and the override that does.
+    """Return a note for each variable of this shell that would have changed the job.
 
     Sites tell people to set SBATCH_ACCOUNT and others in .bashrc. Here jobs follow from configs alone.
     """
@@ -120,7 +142,10 @@ def describe_ignored_variables(environ: Mapping[str, str], cluster: ClusterConfi
         notes.append(f"PYTHONPATH={path} of this shell is not passed on; the job gets it by {word}")
     if cluster.scheduler == "slurm" and "SLURM_JOB_ID" not in environ:  # inside a job, they describe that job
         for variable, value in sorted(environ.items()):
-            if fix := _suggest_for_sbatch_variable(variable, value, cluster):
+            key = KEYS_OF_SBATCH_VARIABLES.get(variable)
+            is_option = variable.startswith("SBATCH_") or variable == "SLURM_CLUSTERS"
+            if value and is_option and not (key and value == getattr(cluster, key)):
+                fix = f"the job gets it by cluster.{key}={value}" if key else "cluster.options= takes options of sbatch"
                 notes.append(f"{variable}={value} of this shell is not passed on; {fix}")
     return [make_printable(f"note: {note}") for note in notes]
 
@@ -130,21 +155,6 @@ def submit_environ() -> dict[str, str]:
     return {
         key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
     }
-
-
-def _suggest_for_sbatch_variable(variable: str, value: str, cluster: ClusterConfig) -> str:
-    """Return how to give the job what a variable of sbatch asks for; "" if it has that already, or asks for nothing."""
-    name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
-    if name == variable or not value:
-        return ""
-    if key := KEYS_OF_SBATCH_VARIABLES.get(name):
-        return f"the job gets it by cluster.{key}={value}" if value != getattr(cluster, key) else ""
-    option = f"--{OPTIONS_OF_SBATCH_VARIABLES.get(name) or name.lower().replace('_', '-')}={value}"
-    if key_of_option := cluster_rules.key_of_option(option, "slurm"):
-        return f"{key_of_option} sets that"
-    if option in cluster.options:
-        return ""
-    return f"the job gets it by {format_list_override('cluster.options', option)}"
 
 
 def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Path:

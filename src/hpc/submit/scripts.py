@@ -35,7 +35,7 @@ def render_script(job: Job, cfg: Config) -> str:
     return pbs.render_job_script(job) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(job)
 
 
-def write_scripts(job: Job, cfg: Config, *, folder: Path) -> None:
+def write_job_script(job: Job, cfg: Config, *, folder: Path) -> None:
     """Write job.sh."""
     write_atomically(folder / "job.sh", render_script(job, cfg))
 
@@ -43,7 +43,7 @@ def write_scripts(job: Job, cfg: Config, *, folder: Path) -> None:
 def read_work_dir(run_dir: Path) -> Path:
     """Return the folder in which a submitted run's relative paths start; the current one if that is gone."""
     script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
-    match = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", script)
+    match = re.search(r"(?m)^work_dir=(.+)$", script)
     folder = Path(shlex.split(match[1])[0]) if match else Path.cwd()
     return folder if folder.is_dir() else Path.cwd()
 

@@ -8,7 +8,6 @@ from subprocess import Popen
 from hpc.config import walltime
 from hpc.config.sections import Config
 from hpc.submit import scheduler
-from hpc.submit.impossible_job import reject_impossible_job
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job
 
@@ -40,7 +39,7 @@ def submit_and_report(
     elif num_jobs > 1:
         size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
     if cfg.cluster.scheduler == "slurm":
-        reject_impossible_job(script or folder / "job.sh")
+        scheduler.reject_impossible_job(script or folder / "job.sh")
     job_ids, command = scheduler.submit_job(
         script or folder / "job.sh", cfg, job=job, folder=folder, wait=options.wait, change=change
     )

@@ -5,9 +5,10 @@ import json
 import os
 import socket
 import stat
+import threading
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,31 +80,73 @@ def source_checksum(project: Path, library: Path) -> str:
     return f"{checksum:08x}"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Whoever reads it meanwhile gets the old content."""
-    # The host and the process are part of the name, as another process may write the same file at the same time.
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+def write_atomically(path: Path, text: str, *, errors: str = "strict", is_durable: bool = False) -> None:
+    """Write a text file whole or not at all, see `complete_file`. Raises `OSError`."""
+    with complete_file(path, is_durable=is_durable) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors=errors)
 
 
 def write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all, and sync it to the disk: it survives a power cut. Raises `OSError`.
 
+    One process writes it: what a killed one leaves behind, the next one overwrites.
+
     Args:
         write: called with the stream to write to.
     """
     temporary = path.with_name(f".{path.name}.part")
+    with complete_file(path, temporary, is_durable=True), temporary.open("wb") as stream:
+        write(stream)
+
+
+@contextmanager
+def complete_file(path: Path, temporary: Path | None = None, *, is_durable: bool = False) -> Iterator[Path]:
+    """Yield the path of a temporary file, which takes the place of `path` once the block has written it.
+
+    Whoever reads `path` meanwhile gets the old content. After an error the temporary file is removed.
+
+    Args:
+        temporary: None: under a name of its own, as another process may write the same file at the same time.
+        is_durable: sync it to the disk, so that it survives a power cut.
+    """
+    temporary = temporary or temporary_path(path)
     try:
-        with temporary.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield temporary
+        if is_durable:
+            sync(temporary)
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if is_durable:
+        sync(path.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a path beside `path` that no other thread on any node uses."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")
+
+
+def link_unless_taken(temporary: Path, path: Path) -> bool:
+    """Give a complete file its name and return True; False if the name is taken."""
     try:
-        os.fsync(folder)
+        os.link(temporary, path)
+    except FileExistsError:
+        return temporary.stat().st_nlink == 2  # NFS may have lost its answer to our own success
+    except OSError:  # a file system without hard links
+        try:
+            with path.open("x", encoding="utf-8") as stream:
+                stream.write(temporary.read_text(encoding="utf-8"))
+        except FileExistsError:
+            return False
+    return True
+
+
+def sync(path: Path) -> None:
+    """Sync a file or a folder to the disk. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

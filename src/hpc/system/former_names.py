@@ -14,6 +14,15 @@ from typing import Any
 
 PRESENT_NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 PRESENT_NAMES |= {"hpc.training.predicted_samples": "hpc.logging.predicted_samples"}
+PRESENT_NAMES |= {
+    "hpc.training.parallel": "hpc.strategies.gradients",
+    "hpc.training.compile_cache": "hpc.strategies.compile_cache",
+    "hpc.training.deepspeed_strategy": "hpc.strategies.deepspeed",
+}
+# Classes of one module, hpc.training.strategies, that are in several now.
+PRESENT_NAMES |= {
+    f"hpc.training.strategies.{name}": f"hpc.strategies.{name.lower()}.{name}" for name in ("Single", "DDP", "FSDP")
+}
 
 
 def present_name(name: str) -> str:

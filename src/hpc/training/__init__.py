@@ -1,7 +1,11 @@
-"""Training with Lightning: the start of an attempt, strategies, what they do to a network.
+"""Training: an attempt at a run on each of its ranks, from a composed config to a verdict.
 
-It offers `attempt` for train.py; the strategies, callbacks and the profiler that configs name; `parallelize`,
-`clip_gradients` and `NetworkModule` for a researcher's module; and to later rooms `meet_ranks`, for programs that start
-ranks, weight averaging, and `dry_run` and `fake_tensors`, by which a step is counted without a run. It
-needs the rooms above it: launch, run, checkpoint, state, data and logging.
+Others use
+    attempt             the start of an attempt, for train.py, by `meet_ranks`, `starting_point`, `lightning_errors`
+    record              the loggers of an attempt, and its record: config, code, versions, how far the logs have come
+    module              an optional LightningModule around one network
+    weight_averaging    Lightning's callbacks that average weights, resumed exactly
+    step_overhead, progress     the profiler and the progress bar that configs name
+    dry_run, fake_tensors       a training step without a run, counted on tensors without content
+It needs config, launch, run, checkpoint, state, strategies and logging. It gives callbacks, and an `Attempt`.
 """

@@ -136,7 +136,8 @@ def _prepare_libraries(cfg: Config) -> None:
     import lightning
     import torch
 
-    from hpc.training import record, strategies  # noqa: F401 - they import the rest of the large libraries
+    from hpc.strategies import ddp  # noqa: F401 - these two import the rest of the large libraries
+    from hpc.training import record  # noqa: F401
 
     gc.freeze()  # objects of the libraries live for ever: collections skip them, and no forked worker copies them
     gc.enable()

@@ -23,13 +23,13 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torchmetrics import Metric, MetricCollection
 
 from hpc.config.errors import first_line
 from hpc.config.project import LIBRARY, PROJECT
+from hpc.privates.torch import DataDependentOutputException, DynamicOutputShapeException
 
-NUM_STEPS = 1000  # that schedules are told, if the run's number is unknown
+NUM_STEPS = 1000  # that schedules are told
 HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")
 # Where code is that is not the researcher's.
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {str(LIBRARY)})
@@ -46,10 +46,10 @@ class DryRunTrainer(L.Trainer):
     told_ranks = 1
     was_asked_for_ranks = False
 
-    def __init__(self, num_steps: int = NUM_STEPS) -> None:
+    def __init__(self) -> None:
         with _quiet():
             super().__init__(
-                accelerator="cpu", devices=1, plugins=[LightningEnvironment()], barebones=True, max_steps=num_steps
+                accelerator="cpu", devices=1, plugins=[LightningEnvironment()], barebones=True, max_steps=NUM_STEPS
             )
         self.loggers = [DummyLogger()]
         self.state.fn = TrainerFn.FITTING

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+
+from hpc.privates.torch import CLONE, FakeTensorMode
 
 
 @contextmanager
@@ -91,7 +92,7 @@ class _FakeCopy(_FakeDeepcopy):
         self.change, self.copies = change, copies
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C.TensorBase.clone:  # of the content, which Parameter.__deepcopy__ makes a Parameter again
+        if func is CLONE:  # of the content, which Parameter.__deepcopy__ makes a Parameter again
             return self.copy(args[0])
         return super().__torch_function__(func, types, args, kwargs)
 

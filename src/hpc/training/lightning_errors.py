@@ -10,10 +10,10 @@ from typing import Protocol
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from hpc.config.build import raise_config_error_for_arguments
 from hpc.config.errors import ConfigError, first_line
+from hpc.privates.torch import tree_leaves
 
 
 class AttemptState(Protocol):

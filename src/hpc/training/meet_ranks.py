@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc.config.errors import ConfigError, RunFinished
 from hpc.config.sections import Config
-from hpc.launch import meeting, placement
+from hpc.launch import placement, rendezvous
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
 from hpc.run import directory, frozen_config, restarts
@@ -42,19 +42,19 @@ def begin_attempt(
         return replace(start, store=_open_local_store(cfg, is_child=is_child, environ=environ))
     placement.export_rank_variables(place, environ, host_suffix=cfg.cluster.master_addr_suffix)
     seconds = cfg.cluster.rendezvous_seconds
-    store = meeting.open_store(place, environ, timeout_seconds=seconds)
-    facts |= {"address": meeting.own_address(environ["MASTER_ADDR"]), "run_dir": str(new_run_dir)}
-    facts_of_ranks = meeting.all_gather_json(store, place, topic="facts", value=facts, timeout_seconds=seconds)
+    store = rendezvous.open_store(place, environ, timeout_seconds=seconds)
+    facts |= {"address": rendezvous.own_address(environ["MASTER_ADDR"]), "run_dir": str(new_run_dir)}
+    facts_of_ranks = rendezvous.all_gather_json(store, place, topic="facts", value=facts, timeout_seconds=seconds)
     check_agreement(facts_of_ranks)
     cfg.run_dir = facts_of_ranks[0]["run_dir"]
     if place.local_world_size < place.world_size and not cfg.cluster.interface:
         # gloo would listen at the address of the host's name, on Debian 127.0.1.1. It must be one that others reach.
         others = [rank["address"] for rank in facts_of_ranks if rank["host"] != facts["host"]]
-        environ.setdefault("GLOO_SOCKET_IFNAME", meeting.find_interface(meeting.own_address(others[0])) or "")
+        environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.find_interface(rendezvous.own_address(others[0])) or "")
     for topic, is_first in {"run_dir made": True, "run_dir seen": False}.items():
         answer = _make_or_check_run_dir(cfg, place, is_first=is_first, is_chosen=is_chosen, environ=environ)
         value = {"host": facts["host"], **answer}
-        answers = meeting.all_gather_json(store, place, topic=topic, value=value, timeout_seconds=seconds)
+        answers = rendezvous.all_gather_json(store, place, topic=topic, value=value, timeout_seconds=seconds)
         check_agreement(answers)
         cfg.run_dir = answers[0]["run_dir"]
     return starting_point.claim_and_find_checkpoint_on_all_ranks(
@@ -77,8 +77,8 @@ def _open_local_store(cfg: Config, *, is_child: bool, environ: MutableMapping[st
         return None  # the latter: a person has placed the ranks by hand
     seconds = cfg.cluster.rendezvous_seconds
     if is_child:
-        return meeting.join_store(environ, seconds)
-    return meeting.serve_store("127.0.0.1", environ, timeout_seconds=seconds)
+        return rendezvous.join_store(environ, seconds)
+    return rendezvous.serve_store("127.0.0.1", environ, timeout_seconds=seconds)
 
 
 def _make_or_check_run_dir(

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
-from hpc.training.parallel import clip_gradients
+from hpc.privates.lightning import CURRENT_HOOK
+from hpc.strategies.gradients import clip_gradients
 
 
 class NetworkModule(L.LightningModule):
@@ -40,7 +41,7 @@ class NetworkModule(L.LightningModule):
         clip_gradients(self, optimizer, gradient_clip_val)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # Lightning sets it some forty times a step; nn.Module would check it each time
+        if name == CURRENT_HOOK:  # which nn.Module would check each time
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)

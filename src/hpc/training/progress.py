@@ -1,11 +1,20 @@
-"""The progress of a run: a bar on a terminal, lines in a pipe or a job's log, which keeps every carriage return."""
+"""What a run prints: a bar on a terminal, lines in a pipe or a job's log, which keeps every carriage return."""
 
+import logging
 import sys
 import time
+import warnings
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+
+# Warnings that a user can do nothing about. The second advises srun for a run outside of a job.
+LIBRARIES_WARNINGS = [
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "The `srun` command is available",
+    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to save",
+]
 
 
 def progress_bar(refresh_rate: int = 10) -> ProgressBar:
@@ -16,6 +25,18 @@ def progress_bar(refresh_rate: int = 10) -> ProgressBar:
     """
     has_bar = sys.stdout.isatty() or "ipykernel" in sys.modules
     return TQDMProgressBar(refresh_rate) if has_bar else ProgressLines()
+
+
+def silence_libraries() -> None:
+    """Leave out warnings that nobody can act on, and advertisements."""
+    for message in LIBRARIES_WARNINGS:
+        warnings.filterwarnings("ignore", message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
+
+
+def is_no_advertisement(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's log is not about products that it recommends."""
+    return not record.getMessage().startswith("💡 Tip:")
 
 
 class ProgressLines(ProgressBar):

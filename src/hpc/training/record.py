@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
@@ -22,7 +23,30 @@ from hpc.system import files
 from hpc.training.attempt import Attempt
 
 
-def begin_attempt_logs(run: Attempt, loggers_by_name: Mapping[str, Logger], *, writer: str) -> None:
+def begin_logging(run: Attempt, references: Mapping[str, str]) -> list[Logger]:
+    """Build the loggers, and record the start of the attempt before they get anything.
+
+    Args:
+        references: stand for secrets, as `map_values_to_references` returns them.
+    """
+    loggers_by_name: dict[str, Logger] = {}
+    starts, writer = attempt_log.read_starts(run.run_dir), positions.new_writer(run.number)
+    if not run.cfg.trainer.arguments.get("fast_dev_run"):  # Lightning would replace them by one that answers any name
+        loggers_by_name = loggers.build_loggers(
+            run.cfg, run.checkpoint, starts=starts, writer=writer, is_writing=run.claim is not None
+        )
+    run_loggers = list(loggers_by_name.values())
+    loggers.hide_secrets(run_loggers, references)
+    if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
+        _begin_attempt_logs(run, loggers_by_name, starts=starts, writer=writer)
+        loggers.restrict_writing(run_loggers, run.claim.may_write)
+    loggers.tolerate_failures(run_loggers)
+    return run_loggers
+
+
+def _begin_attempt_logs(
+    run: Attempt, loggers_by_name: Mapping[str, Logger], *, starts: Sequence[Mapping[str, Any]], writer: str
+) -> None:
     """Record the start of the attempt, on rank 0, before anything is logged: its config, code and versions.
 
     The logs of earlier attempts are cut back to the checkpoint that the run resumes from. A changed config is written
@@ -30,11 +54,11 @@ def begin_attempt_logs(run: Attempt, loggers_by_name: Mapping[str, Logger], *, w
 
     Args:
         loggers_by_name: as `build_loggers` returns them.
+        starts: the start events of the run's earlier attempts.
         writer: the ending of this attempt's event files.
     """
     cfg, run_dir, checkpoint = run.cfg, run.run_dir, run.checkpoint
-    run_loggers, starts = list(loggers_by_name.values()), attempt_log.read_starts(run_dir)
-    writers = positions.writers(starts)
+    run_loggers, writers = list(loggers_by_name.values()), positions.writers(starts)
     words = compose.select_overrides(run.process.arguments)
     # Logs that were there before the first attempt are not the run's own.
     foreign = starts[0].get("logs", {}) if starts else positions.read_positions(run_dir, run_loggers, writers=writers)

@@ -11,7 +11,7 @@ from typing import Any
 from hpc.checkpoint import on_disk
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.errors import ConfigError
-from hpc.launch import meeting, placement
+from hpc.launch import placement, rendezvous
 from hpc.launch.placement import Placement
 from hpc.run import attempt_log, claim, directory
 from hpc.run.claim import Claim
@@ -90,7 +90,9 @@ def claim_and_find_checkpoint_on_all_ranks(
         except ConfigError as error:
             answer["rejected"] = error.parts()
     with _release_if_rejected(own_claim):
-        first = meeting.all_gather_json(store, place, topic="begin", value=answer, timeout_seconds=timeout_seconds)[0]
+        first = rendezvous.all_gather_json(store, place, topic="begin", value=answer, timeout_seconds=timeout_seconds)[
+            0
+        ]
         if first["rejected"]:
             raise ConfigError(*first["rejected"])
         newest = None
@@ -100,7 +102,7 @@ def claim_and_find_checkpoint_on_all_ranks(
             if checkpoint:
                 flaw = on_disk.find_flaw(checkpoint, rank=place.rank, num_ranks=place.world_size)
             value = {"flaw": flaw, "host": socket.gethostname()}
-            answers = meeting.all_gather_json(
+            answers = rendezvous.all_gather_json(
                 store, place, topic=f"flaw/{path.name}", value=value, timeout_seconds=timeout_seconds
             )
             flaws = [rank["flaw"] for rank in answers if rank["flaw"]]
@@ -127,7 +129,7 @@ def _release_if_rejected(own_claim: Claim | None) -> Iterator[None]:
 def _list_candidates(run_dir: Path) -> Sequence[Checkpoint]:
     """Return the checkpoints that the run may resume from, newest first. Raises `ConfigError`."""
     _reject_foreign_checkpoints(run_dir)
-    on_disk.restore_replaced_checkpoints(run_dir / "checkpoints")
+    on_disk.reject_copied_links(run_dir / "checkpoints")
     for path in _checkpoint_folders(run_dir):
         if not on_disk.read_manifest(path):
             _warn_of_damage(path, f"{on_disk.MANIFEST} cannot be read")

@@ -1,9 +1,10 @@
 """Lightning's callbacks that average weights: resume them exactly, and save the weights that are tested.
 
 WeightAveraging (EMAWeightAveraging) swaps its average in for a validation and at the end. StochasticWeightAveraging
-puts its average in at the end. For a module with batch norm it then adds an epoch that only takes the statistics.
+puts its average in at the end.
 """
 
+import math
 from typing import Any
 
 import lightning as L
@@ -12,12 +13,13 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor
 
 from hpc.config.errors import ConfigError
+from hpc.privates.lightning import average_of, has_saved_schedule, num_averaged
 
 AVERAGING_CALLBACKS = (StochasticWeightAveraging, WeightAveraging)
 
 
-def reject_unsupported_averaging(trainer: L.Trainer) -> None:
-    """Raise `ConfigError` if several callbacks average weights, or if no rank holds whole weights to average."""
+def reject_unsupported_averaging(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Raise `ConfigError` for several averages, for one of sharded weights, and for SWA of a network with BatchNorm."""
     averaging = [*_stochastic_callbacks(trainer), *_moving_callbacks(trainer)]
     if len(averaging) > 1:  # each swaps what another has put in place, and training would go on from an average
         names = " and ".join(type(callback).__name__ for callback in averaging)
@@ -26,6 +28,13 @@ def reject_unsupported_averaging(trainer: L.Trainer) -> None:
         name = type(averaging[0]).__name__
         rule = "It averages whole weights, so the strategy must be single or ddp"
         raise ConfigError("callbacks", name, rule, "strategy=ddp, or training without this callback")
+    for swa in _stochastic_callbacks(trainer):
+        if swa.pl_module_contains_batch_norm(module):
+            rule = "must not be used for a network with BatchNorm: Lightning adds an epoch that takes its statistics, "
+            rule += "in which a run could not be interrupted and resumed"
+            fix = "lightning.pytorch.callbacks.EMAWeightAveraging, which averages the statistics, too; or a "
+            fix += "normalization without statistics of the data, as GroupNorm"
+            raise ConfigError("callbacks", type(swa).__name__, rule, fix)
 
 
 def convert_to_float64_before_copy(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -47,36 +56,21 @@ def reject_missing_callback(trainer: L.Trainer, checkpoint: dict[str, Any]) -> N
 
 
 def resume_averaging(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Set up stochastic averaging where a run resumes in the middle of an epoch or in the last one.
+    """Set up stochastic averaging where a run resumes in the middle of an epoch.
 
     Lightning does not call there what sets it up.
     """
-    is_statistics = is_statistics_epoch(trainer)
     for swa in _stochastic_callbacks(trainer):
-        is_averaging = swa.swa_start <= trainer.current_epoch <= swa.swa_end
-        if swa._scheduler_state is None or not (is_averaging or is_statistics):
+        if not has_saved_schedule(swa) or not swa.swa_start <= trainer.current_epoch <= swa.swa_end:
             continue
         (optimizer,) = trainer.optimizers
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        max_epochs, latest_update_epoch = swa._max_epochs, swa._latest_update_epoch
-        if is_statistics:  # let it take this for one more epoch of averaging that is done
-            swa._max_epochs, swa._latest_update_epoch = max_epochs + 1, trainer.current_epoch
         swa.on_train_epoch_start(trainer, module)
-        if is_statistics:
-            swa._max_epochs, swa._latest_update_epoch = max_epochs, latest_update_epoch
         for group, restored in zip(optimizer.param_groups, groups, strict=True):
             group.update(restored)  # the new schedule has set a learning rate
 
 
-def is_statistics_epoch(trainer: L.Trainer) -> bool:
-    """Return whether this epoch, from its beginning on, only takes the statistics of batch norm."""
-    return any(
-        swa._model_contains_batch_norm and swa._max_epochs != -1 and trainer.current_epoch == swa.swa_end + 1
-        for swa in _stochastic_callbacks(trainer)
-    )
-
-
-def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool = True) -> bool:
+def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool) -> bool:
     """Copy the averaged weights into the module now. Return whether SWA did so; moving averages may do so later.
 
     Args:
@@ -85,7 +79,7 @@ def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on
     is_applied = False
     for swa in _stochastic_callbacks(trainer):
         last_epoch = trainer.current_epoch - 1
-        is_applied |= last_epoch >= swa.swa_end or swa._max_epochs == -1
+        is_applied |= last_epoch >= swa.swa_end or math.isinf(swa.swa_end)  # infinite: the steps end the run
         swa.on_train_end(trainer, module)
         swa.on_train_end = lambda *_: None  # type: ignore[method-assign]
     for moving in _moving_callbacks(trainer) if not will_call_on_train_end else ():
@@ -96,20 +90,15 @@ def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on
 def copy_average_before_update(trainer: L.Trainer) -> dict[str, Tensor] | None:
     """Return a copy of the average that was validated, if the end of this epoch changes it; else None."""
     for moving in _moving_callbacks(trainer):
-        if moving._average_model is not None and moving.should_update(epoch_idx=trainer.current_epoch):
-            return {key: value.detach().clone() for key, value in moving._average_model.module.state_dict().items()}
+        average = average_of(moving)
+        if average is not None and moving.should_update(epoch_idx=trainer.current_epoch):
+            return {key: value.detach().clone() for key, value in average.state_dict().items()}
     return None
 
 
 def num_updates(trainer: L.Trainer) -> int:
     """Return how often the averages have been updated so far."""
-    return sum(int(moving._average_model.n_averaged) for moving in _moving_callbacks(trainer) if moving._average_model)
-
-
-def buffers_of_averages(trainer: L.Trainer) -> list[Tensor]:
-    """Return the buffers of the averages. While it trains, each rank has its own, like those of the module."""
-    models = [moving._average_model.module for moving in _moving_callbacks(trainer) if moving._average_model]
-    return [buffer for model in models for buffer in model.buffers()]
+    return sum(map(num_averaged, _moving_callbacks(trainer)))
 
 
 def reject_resume_from_averaged(is_averaged: bool) -> None:

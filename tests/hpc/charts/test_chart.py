@@ -123,7 +123,7 @@ def test_a_chart_is_described_in_words() -> None:
 
 def test_no_text_becomes_a_script(tmp_path: Path) -> None:
     evil = Chart(EVIL, EVIL, EVIL, [Series(EVIL, LINE.points), Series("b", [])], [Band(EVIL + "band", 0, 1)])
-    page.write_page([evil, evil], tmp_path / "page.html", title=EVIL)
+    (tmp_path / "page.html").write_bytes(page.render_charts([evil, evil], EVIL))
     text = (tmp_path / "page.html").read_text()
     assert text.count(page.read_plotly_js().decode()) == 1
     rest = text.replace(page.read_plotly_js().decode(), "")

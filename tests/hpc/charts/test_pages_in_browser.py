@@ -7,7 +7,7 @@ import pytest
 from browser import CHROMIUM, Tab, browser
 
 from hpc.charts.chart import Band, Chart, Series
-from hpc.charts.page import write_page
+from hpc.charts.page import render_charts
 from hpc.report.blocks import Preformatted, Section
 from hpc.report.page import render_html
 
@@ -28,7 +28,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def test_what_a_run_is_called_is_no_script(tab: Tab, tmp_path: Path) -> None:
     evil = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 2'>"
     chart = Chart(evil, evil, evil, [Series(evil, [(0, 1.0), (1, 2.0)]), Series("b", [])], [Band(f"{evil}2", 0, 1)])
-    write_page([chart], tmp_path / "evil.html", title=evil)
+    (tmp_path / "evil.html").write_bytes(render_charts([chart], evil))
     tab.show((tmp_path / "evil.html").as_uri(), DESK)
     assert tab.evaluate("[window.evil, document.querySelectorAll('img').length]") == [None, 0]
     assert tab.evaluate("document.querySelector('.legendtext').textContent").startswith("</script><script>window.evil")

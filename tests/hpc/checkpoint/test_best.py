@@ -76,7 +76,7 @@ def test_the_best_one_stays_while_its_successor_is_written(start: Callable, tmp_
 
 def test_a_run_that_died_before_it_named_the_best_names_it_when_it_goes_on(start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    died = "checkpoint.set_link = lambda link, final: final.name[-1] == '4' and os.kill(os.getpid(), 9)"
+    died = "checkpoint.set_link = lambda link, final: '-000000004-' in final.name and os.kill(os.getpid(), 9)"
     start(run_dir, 1, WORDS, patch=patch([3.0, 1.0, 2.0]) + died, code=[-9])
     start(run_dir, 1, [], 5, patch=patch([3.0, 1.0, 2.0]))
     assert best(run_dir) == 4
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_a_researcher_saves_leaves_all_beside_it_alone(
     start: Callable, ranks: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "shared"
-    others = [folder / "step-000000001", folder / "step-000000002"]
+    others = [folder / "step-000000001-001", folder / "step-000000002-001"]
     for other in others:
         other.mkdir(parents=True)
         (other / "weights").write_text("somebody's")

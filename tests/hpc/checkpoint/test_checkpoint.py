@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpo
 
 def written(run_dir: Path, step: int, attempt: int = 1, **note: Any) -> Path:
     """Write a complete checkpoint in one process."""
-    final = on_disk.checkpoint_path(run_dir, step)
+    final = on_disk.checkpoint_path(run_dir, step, attempt)
     part = on_disk.make_part_folder(final)
     for name, content in FILES.items():
         (part / name).parent.mkdir(exist_ok=True)
@@ -51,7 +52,7 @@ def edit(final: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 def test_what_is_published_is_whole(tmp_path: Path) -> None:
     final = written(tmp_path, 380, attempt=3, strategy="DDP", seconds=0.5)
-    assert folders(tmp_path) == ["step-000000380"]
+    assert folders(tmp_path) == ["step-000000380-003"]
     (found,) = on_disk.list_checkpoints(tmp_path)
     assert (found.path, found.step, found.attempt) == (final, 380, 3)
     assert found.details == {"strategy": "DDP", "seconds": 0.5}
@@ -63,8 +64,8 @@ def test_the_newest_is_known_by_its_manifest_and_not_by_name_or_time(tmp_path: P
     for step in (10, 20, 30):
         written(tmp_path, step)
     there = tmp_path / "checkpoints"
-    (there / "step-000000030").rename(there / "step-000000005")
-    (there / "step-000000010").rename(there / "step-best so far")
+    (there / "step-000000030-001").rename(there / "step-000000005-001")
+    (there / "step-000000010-001").rename(there / "step-best so far")
     for age, path in enumerate(sorted(there.iterdir())):
         os.utime(path, (1e9 - age, 1e9 - age))
     assert steps(tmp_path) == [30, 20, 10]
@@ -80,7 +81,7 @@ def test_of_one_step_that_of_the_later_attempt_is_newer(tmp_path: Path) -> None:
 def test_what_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
     final = written(tmp_path, 10)
     final.rename(final.with_name(final.name + on_disk.PART))
-    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 20))
+    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 20, 1))
     assert steps(tmp_path) == []
 
 
@@ -194,19 +195,27 @@ def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Pa
     """
     written(tmp_path, 5)
     for step in (10, 20):
-        (on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, step)) / "left").write_text("behind")
+        (on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, step, 1)) / "left").write_text("behind")
     (tmp_path / "checkpoints" / "step-000000005.universal-a_1.part").mkdir()  # converted for other ranks
-    part = on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 10))
-    assert list(part.iterdir()) == [] and folders(tmp_path) == ["step-000000005", "step-000000010.part"]
+    part = on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 10, 1))
+    assert list(part.iterdir()) == [] and folders(tmp_path) == ["step-000000005-001", "step-000000010-001.part"]
     written(tmp_path, 10)
     assert steps(tmp_path) == [10, 5]
 
 
-def test_a_stale_or_damaged_one_gives_way_to_the_new(tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_has_another_name_and_nothing_is_replaced(tmp_path: Path) -> None:
     truncate(written(tmp_path, 10) / "meta.pt")
     written(tmp_path, 10, attempt=2)
-    (found,) = on_disk.list_checkpoints(tmp_path)
-    assert found.attempt == 2 and on_disk.find_flaw(found) == "" and folders(tmp_path) == ["step-000000010"]
+    found, damaged = on_disk.list_checkpoints(tmp_path)
+    assert found.attempt == 2 and on_disk.find_flaw(found) == "" and on_disk.find_flaw(damaged)
+    with pytest.raises(FileExistsError):
+        written(tmp_path, 10, attempt=2)
+    assert on_disk.find_flaw(found) == "" and steps(tmp_path) == [10, 10]
+    again = on_disk.checkpoint_path(tmp_path, 10, 2, num_before=1)
+    on_disk.publish(on_disk.make_part_folder(again), again, files={}, details={"step": 10, "attempt": 2, "batches": 3})
+    averaged = on_disk.checkpoint_path(tmp_path, 10, 2, averaged=True)
+    names = [path.name for path in on_disk.own_folders(tmp_path / "checkpoints")] + [averaged.name]
+    assert names == sorted(names) and on_disk.list_checkpoints(tmp_path)[0].path == again
 
 
 def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path) -> None:
@@ -217,7 +226,7 @@ def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path)
         link.with_name(f".last.ckpt{on_disk.PART}").symlink_to("nowhere")  # left by a crash
         on_disk.set_link(link, final)
         assert link.resolve() == final.resolve()
-    assert folders(run_dir) == ["last.ckpt", "step-000000010", "step-000000020"]
+    assert folders(run_dir) == ["last.ckpt", "step-000000010-001", "step-000000020-001"]
     moved = run_dir.rename(tmp_path / "moved")
     assert (found := on_disk.read_manifest(moved / "checkpoints" / "last.ckpt")) and found.step == 20
 
@@ -229,13 +238,13 @@ def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path)
 def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: list[int], tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):  # an overtaken attempt wrote 50
         written(tmp_path, step)
-    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 25))
+    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 25, 1))
     link = tmp_path / "checkpoints" / on_disk.BEST
     if best:
-        on_disk.set_link(link, on_disk.checkpoint_path(tmp_path, best))
-    on_disk.prune(on_disk.checkpoint_path(tmp_path, 40), keep)
+        on_disk.set_link(link, on_disk.checkpoint_path(tmp_path, best, 1))
+    on_disk.prune(on_disk.checkpoint_path(tmp_path, 40, 1), keep)
     link.unlink(missing_ok=True)
-    assert folders(tmp_path) == [f"step-{step:09d}" for step in left]
+    assert folders(tmp_path) == [f"step-{step:09d}-001" for step in left]
 
 
 def test_what_others_put_there_stays(tmp_path: Path) -> None:
@@ -247,7 +256,7 @@ def test_what_others_put_there_stays(tmp_path: Path) -> None:
         (there / name / "weights").write_text("precious")
     for step in (10, 20, 30):
         on_disk.prune(written(tmp_path, step), 1)
-    assert folders(tmp_path) == sorted([*others, "step-000000030"])
+    assert folders(tmp_path) == sorted([*others, "step-000000030-001"])
     assert all((there / name / "weights").exists() for name in others)
 
 
@@ -265,39 +274,33 @@ def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, 
         written(tmp_path, step)
     there = tmp_path / "checkpoints"
     for name in (on_disk.LAST, on_disk.BEST):
-        on_disk.set_link(there / name, there / "step-000000030")
-    place = on_disk.checkpoint_path(tmp_path, best) if best else None
-    assert on_disk.repair_links(on_disk.checkpoint_path(tmp_path, 20), place) == (best in (10, 20))
-    leads = {"best.ckpt": f"step-{best:09d}"} if best in (10, 20) else {}
-    assert links(tmp_path) == {"last.ckpt": "step-000000020"} | leads
+        on_disk.set_link(there / name, there / "step-000000030-001")
+    place = on_disk.checkpoint_path(tmp_path, best, 1) if best else None
+    assert on_disk.repair_links(on_disk.checkpoint_path(tmp_path, 20, 1), place) == (best in (10, 20))
+    leads = {"best.ckpt": f"step-{best:09d}-001"} if best in (10, 20) else {}
+    assert links(tmp_path) == {"last.ckpt": "step-000000020-001"} | leads
 
 
-@pytest.mark.parametrize("left_out", [None, "step-000000010"])
-def test_a_copy_of_what_a_link_leads_to_is_a_checkpoint(left_out: str | None, tmp_path: Path) -> None:
-    """Check that a link may have become a folder, as `scp -r` and `cp -rL` make it."""
-    there = tmp_path / "run/checkpoints"
+@pytest.mark.parametrize("left_out", ["", "step-000000010*", "step-000000010*/manifest.json"])
+def test_a_copy_in_the_place_of_a_link_is_answered_by_the_command_that_puts_it_right(
+    left_out: str, tmp_path: Path
+) -> None:
+    """Check what `scp -r` and `cp -rL` make of a link, also without the checkpoint that it led to, or half of it."""
+    there = tmp_path / "a run/checkpoints"
     for step, name in ((10, on_disk.BEST), (20, on_disk.LAST)):
-        on_disk.set_link(there / name, written(tmp_path / "run", step))
-    copied = tmp_path / "copied/checkpoints"
-    shutil.copytree(there, copied, ignore=shutil.ignore_patterns(left_out or ""))
-    assert not links(tmp_path / "copied")
-    best, newest = (on_disk.checkpoint_path(tmp_path / "copied", step) for step in (10, 20))
-    assert on_disk.repair_links(newest, best)
-    assert links(tmp_path / "copied") == {"best.ckpt": "step-000000010", "last.ckpt": "step-000000020"}
-    assert all(not on_disk.find_flaw(found) for found in on_disk.list_checkpoints(tmp_path / "copied"))
-    assert len(folders(tmp_path / "copied")) == 4
-
-
-def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None:
-    final = written(tmp_path / "run", 20)
-    (part := on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path / "other", 20))).joinpath("weights").write_text(
-        "precious"
-    )
-    on_disk.publish(
-        part, other := final.with_name(on_disk.BEST), files={"weights": (8, 0)}, details={"step": 20, "attempt": 3}
-    )
-    on_disk.repair_links(final, None)
-    assert (other / "weights").read_text() == "precious"
+        on_disk.set_link(there / name, written(tmp_path / "a run", step))
+    on_disk.reject_copied_links(there)
+    copied = tmp_path / "a copy/checkpoints"
+    shutil.copytree(there, copied)
+    for path in copied.glob(left_out) if left_out else ():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="scp -r and cp -rL make a folder of it") as caught:
+            on_disk.reject_copied_links(copied)
+        subprocess.run(caught.value.fix, shell=True, check=True)
+    on_disk.reject_copied_links(copied)
+    assert steps(tmp_path / "a copy") == [20, 10] and not list(copied.glob("*.ckpt"))
+    assert all(not on_disk.find_flaw(found) for found in on_disk.list_checkpoints(tmp_path / "a copy"))
 
 
 # -- Killed at every single moment --
@@ -353,18 +356,12 @@ def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: in
     seen = []
     for run_dir in sorted(tmp_path.glob("[0-9]*")):
         whole = on_disk.list_checkpoints(run_dir)
-        named = [path for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(on_disk.PART)]
-        assert len(whole) == len(named) and not [found for found in whole if on_disk.find_flaw(found)]
-        seen.append((whole[0].step, whole[0].attempt) if whole else None)
-        on_disk.restore_replaced_checkpoints(run_dir / "checkpoints")
-        assert (now := on_disk.list_checkpoints(run_dir)) and not [found for found in now if on_disk.find_flaw(found)]
-        if whole:
-            link = run_dir / "checkpoints" / "last.ckpt"
-            assert link.resolve() in [found.path.resolve() for found in whole]
+        assert whole and not [found for found in whole if on_disk.find_flaw(found)]
+        seen.append((whole[0].step, whole[0].attempt))
+        link = run_dir / "checkpoints" / "last.ckpt"
+        assert link.resolve() in [found.path.resolve() for found in whole]
         write(run_dir, step, 3)  # the next start removes what is left
-        assert folders(run_dir) == ["last.ckpt", f"step-{step:09d}"]
+        assert folders(run_dir) == ["last.ckpt", f"step-{step:09d}-003"]
         assert (found := on_disk.read_manifest(run_dir / "checkpoints" / "last.ckpt")) and not on_disk.find_flaw(found)
     before, after = seen.count((10, 1)), seen.count((step, 2))
-    between = len(seen) - before - after
-    assert before > 20 and after > 10 and seen == [(10, 1)] * before + [None] * between + [(step, 2)] * after
-    assert between == (step == 10)  # a step that is written again is absent between two renamings
+    assert before > 20 and after > 10 and seen == [(10, 1)] * before + [(step, 2)] * after

@@ -41,7 +41,7 @@ def sharded(folder: Path, state: dict[str, Tensor]) -> None:
 
 def publish(run: Path, step: int) -> Path:
     """Write a complete checkpoint as a run does."""
-    final = on_disk.checkpoint_path(run, step)
+    final = on_disk.checkpoint_path(run, step, 1)
     part = on_disk.make_part_folder(final)
     sharded(part, weights_of(step))
     note = {"step": step, "attempt": 1, "strategy": "FSDP", "world_size": 1, "seconds": 0.1}
@@ -81,7 +81,7 @@ def test_the_file_holds_the_weights(run: Path, words: list, step: int, tmp_path:
     done(run, out, *words)
     assert_same(load_file(out), weights_of(step))
     assert header(out)["__metadata__"] == {
-        "format": "pt", "run": "moons", "step": str(step), "checkpoint": f"step-{step:09d}"
+        "format": "pt", "run": "moons", "step": str(step), "checkpoint": f"step-{step:09d}-001"
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
@@ -120,7 +120,7 @@ def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     done(tmp_path / "run", tmp_path / "w.safetensors")
-    assert "step-000000002 is damaged" in capsys.readouterr().err
+    assert "step-000000002-001 is damaged" in capsys.readouterr().err
     assert_same(load_file(tmp_path / "w.safetensors"), weights_of(1))
     assert "has changed since it was written" in rejected(tmp_path / "run", tmp_path / "v.safetensors", "--step", 2)
     assert "has changed since it was written" in rejected(newest, tmp_path / "v.safetensors")
@@ -153,7 +153,9 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w.safetensors"]
-    assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    assert (
+        "step-000000012-001" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    )
     again = subprocess.run(command, timeout=60, capture_output=True, text=True)
     assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT must be a new file")
 
@@ -283,7 +285,7 @@ def test_a_plain_trainer_reads_it_without_this_project(tmp_path: Path, monkeypat
     trainer = L.Trainer(accelerator="cpu", max_steps=2, **options)  # type: ignore[arg-type]
     trainer.fit(module, net["loader"]())
     checkpoint = trainer._checkpoint_connector.dump_checkpoint() | {"position": {"epoch": 0}, "attempt": 1}
-    final = on_disk.checkpoint_path(tmp_path / "run", 2)
+    final = on_disk.checkpoint_path(tmp_path / "run", 2, 1)
     part = on_disk.make_part_folder(final)
     sharded(part, checkpoint.pop("state_dict"))
     torch.save(checkpoint, part / load_hooks.REST_FILE)

@@ -89,7 +89,9 @@ def test_a_tokenizer_that_is_not_whole_is_rejected(name: str, tmp_path: Path) ->
 def test_the_tokenizer_is_loaded_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     model().save_pretrained(source)
-    monkeypatch.setattr(trained, "load_module", lambda *_: Holder(network=GPT2LMHeadModel.from_pretrained(source)))
+    monkeypatch.setattr(
+        trained, "load_module", lambda *_: (Holder(network=GPT2LMHeadModel.from_pretrained(source)), {})
+    )
     monkeypatch.setattr(frozen_config, "read_compatible", lambda _: None)
     monkeypatch.setattr(huggingface_folder.export, "choose_checkpoint", lambda *_, **__: tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)  # it is not needed
@@ -117,7 +119,7 @@ def test_a_network_of_configure_model_is_loaded(tmp_path: Path) -> None:
     wanted.configure_model()
     torch.save({"state_dict": wanted.state_dict()}, tmp_path / "it.ckpt")
     cfg = OmegaConf.create({"model": {"_target_": f"{__name__}.Lazy"}})
-    loaded = trained.load_module(cfg, tmp_path / "it.ckpt")
+    loaded, _ = trained.load_module(cfg, tmp_path / "it.ckpt")
     assert torch.equal(huggingface_folder.find_model(loaded).wte.weight, wanted.network.wte.weight)
 
 

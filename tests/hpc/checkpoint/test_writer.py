@@ -19,7 +19,7 @@ BIG = bytes(2**20)
 
 def save(writer: CheckpointWriter, run_dir: Path, step: int, write: Callable[[Path], Any] | None = None) -> None:
     """Start to save a step; each rank writes its own file."""
-    final = on_disk.checkpoint_path(run_dir, step)
+    final = on_disk.checkpoint_path(run_dir, step, 1)
     mine = write or (lambda part: (part / f"rank-{writer.rank}").write_bytes(bytes([writer.rank]) * 1000))
     writer.start_write(writer.prepare_folder(final), final, details={"step": step, "attempt": 1}, write=mine)
 
@@ -67,7 +67,7 @@ def test_what_is_held_is_written_when_it_is_released_or_waited_for_and_never_onc
 
 
 def test_what_is_done_afterwards_finds_it_whole(tmp_path: Path) -> None:
-    writer, final, seen = CheckpointWriter(), on_disk.checkpoint_path(tmp_path, 1), []
+    writer, final, seen = CheckpointWriter(), on_disk.checkpoint_path(tmp_path, 1, 1), []
     writer.start_write(
         writer.prepare_folder(final),
         final,
@@ -207,13 +207,13 @@ class Overtaken:
 @pytest.mark.parametrize("asked", [0, 1, 2])
 def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
     """Fence off an attempt before it writes, before it publishes, and before it prunes."""
-    writer, theirs = CheckpointWriter(), tmp_path / "checkpoints" / "step-000000009.part"
+    writer, theirs = CheckpointWriter(), tmp_path / "checkpoints" / "step-000000009-001.part"
     for step in (1, 2):
         save(writer, tmp_path, step)
         writer.wait()
     theirs.mkdir()
     writer.claim = Overtaken(asked)
-    final, said, removed = on_disk.checkpoint_path(tmp_path, 3), "", []
+    final, said, removed = on_disk.checkpoint_path(tmp_path, 3, 1), "", []
     try:
         part = writer.prepare_folder(final)
         details = {"step": 3, "attempt": 1}

@@ -209,6 +209,7 @@ REFUSALS = [
 FURTHER = {"trainer": "trainer.devices", "model.network.image_size": "data.dir"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "key", "words"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
 def test_rejections_name_key_rule_and_fix(overrides: list[str], key: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -384,9 +385,8 @@ def test_a_default_name_is_legal_whatever_files_are_called(tmp_path: Path, monke
     (tmp_path / "configs/data/my sets").mkdir()
     shutil.copy(project.CONFIGS / "data/digits.yaml", tmp_path / "configs/data/my sets/_8 x 8.yaml")
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
-    words = ["+data@data='my sets/_8 x 8'", "~data"]
-    assert compose._default_name({"data": "my sets/_8 x 8", "model": None}) == "8_x"
-    assert compose._default_name({}) == "run" and words
+    assert compose.compose_overrides(["data='my sets/_8 x 8'"]).name == "8_x_resnet_digits"
+    assert compose._default_name({}) == "run"
 
 
 def test_an_unknown_target_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

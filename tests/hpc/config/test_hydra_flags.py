@@ -49,6 +49,8 @@ def test_a_part_of_the_config_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     assert "\nlimit_val_batches: 2\n" in out and "cluster:" not in out
     with pytest.raises(ConfigError, match="--package must name a part of the config with keys; got trainr"):
         command_line.compose("Train.", ["--cfg", "job", "-p", "trainr"])
+    out = printed(capsys, "--cfg", "job", "-p", "trainer", "+trainer.note='gnp\u202eexe'")
+    assert "\nnote: gnp\\u202eexe\n" in out, "what turns the direction of a terminal's text is written out"
 
 
 @pytest.mark.parametrize(
@@ -115,4 +117,4 @@ def test_hydras_compose_api_works_as_documented(tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(f"CONFIGS = {configs!r}\n{NOTEBOOK}")
     environ = ENVIRON | {"PYTHONPATH": str(PROJECT / "src")}  # as the editable install of env.sh does it
     done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.stdout == "4 hpc.training.strategies.DDP False\n", done.stderr
+    assert done.stdout == "4 hpc.strategies.ddp.DDP False\n", done.stderr

@@ -220,10 +220,12 @@ def test_a_folder_that_an_installed_package_hides_is_named(tmp_path: Path, monke
 
 @pytest.fixture
 def imported(write_sources: Callable, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names that are imported because they are not remembered."""
+    """Return the names that are imported because they are not remembered, here in place of another process."""
     names: list[str] = []
     real = signature_reader._import
     monkeypatch.setattr(signature_reader, "_import", lambda target: names.append(target) or real(target))
+    monkeypatch.setattr(signatures, "is_training", False)
+    monkeypatch.setattr(signatures, "_ask_reader", signature_reader.read)
     return names
 
 
@@ -252,13 +254,32 @@ def test_own_classes_are_remembered_until_their_files_or_those_of_their_bases_ch
 
 
 def test_other_programs_than_train_let_another_process_import(
-    imported: list[str], write_sources: Callable, monkeypatch: pytest.MonkeyPatch
+    write_sources: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signatures, "is_training", False)
+    monkeypatch.setattr(signature_reader, "_import", lambda target: pytest.fail(f"{target} is imported here"))
     assert {"numerator", "denominator"} <= set(read_signature("fractions.Fraction").parameters)
     with pytest.raises(ConfigError, match=r"The class cannot be imported: .*has no attribute"):
         read_signature("fractions.Nothing")
-    assert imported == []
+
+
+def test_a_class_whose_init_was_replaced_takes_what_the_former_one_took(write_sources: Callable) -> None:
+    base = "class Base:\n    def __init__(self, size): ...\n"
+    patch = "made = Own.__init__\ndef init(self, *args, **more):\n    made(self, *args, **more)\nOwn.__init__ = init"
+    write_sources({"own.py": f"{base}class Own(Base):\n    def __init__(self, width): ...\n{patch}"})
+    assert read_signature("own.Own") == Signature({}, [], accepts_any=True)
+
+
+def test_what_a_training_process_has_patched_is_remembered_by_none(
+    imported: list[str], write_sources: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sources({"own.py": "class Own:\n    def __init__(self, size: int): ..."})
+    with monkeypatch.context() as training:
+        training.setattr(signatures, "is_training", True)
+        training.setattr(importlib.import_module("own").Own, "__init__", lambda self, width: None)
+        assert read_signature("own.Own").required == ["width"]
+    signatures._known.clear()
+    assert read_signature("own.Own").required == ["size"]
 
 
 def test_a_process_that_cannot_import_is_told(write_sources: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ def filled(value: Any, folder: Path) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["model", "callbacks.mine"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_of_a_run_directory_is_executed(name: str, place: str, run: Path, tmp_path: Path) -> None:

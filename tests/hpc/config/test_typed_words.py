@@ -23,7 +23,7 @@ def checked(*words: str) -> DictConfig:
 PLUSES = [
     "trainer.val_check_interval=0.25",  # no file of configs/ has it
     "trainer.max_time={days: 1}",
-    "trainer.log_every_n_steps=1",  # configs/trainer/base.yaml has it
+    "trainer.log_every_n_steps=1",  # which the library sets
     "model.optimizer.amsgrad=true",
     "model.network.dropout=0.1",
     "callbacks.throughput.every_n_steps=5",
@@ -33,6 +33,7 @@ PLUSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", PLUSES)
 def test_a_plus_says_nothing(word: str) -> None:
     others = ["model=gpt_tiny", "data=stdlib"] if "dropout" in word else []
@@ -49,6 +50,7 @@ def test_a_plus_says_nothing(word: str) -> None:
         assert str(OmegaConf.select(typed[0], key)).lower() == str(OmegaConf.create(f"x: {value}").x).lower()
 
 
+@pytest.mark.slow
 def test_several_words_may_lack_their_plus_or_have_one_too_many() -> None:
     limits = [f"trainer.limit_{kind}_batches={number}" for number, kind in enumerate(("train", "val", "test"), 3)]
     cfg = checked(*limits, "+trainer.max_epochs=2", "trainer.max_epochs=4", "+seed=5", "+experiment=text")
@@ -56,6 +58,7 @@ def test_several_words_may_lack_their_plus_or_have_one_too_many() -> None:
     assert (cfg.trainer.max_epochs, cfg.seed, cfg.model._target_) == (4, 5, checked("experiment=text").model._target_)
 
 
+@pytest.mark.slow
 def test_a_wrong_name_is_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for word in ("trainer.limit_vall_batches=1", "+trainer.limit_vall_batches=1"):
         with pytest.raises(ConfigError, match=r"Try: trainer\.limit_val_batches=\.\.\."):
@@ -76,6 +79,7 @@ def _with_any_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "read"),
     [("16", "16-mixed"), ("bf16", "bf16-mixed"), ("32", "32-true"), ("64", "64-true"), ("null", None)],
@@ -98,6 +102,7 @@ DEVICES: dict[str, tuple[list[str], str, object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", DEVICES)
 def test_devices_are_read_as_lightning_reads_them(what: str) -> None:
     words, accelerator, devices = DEVICES[what]
@@ -141,6 +146,7 @@ SENTENCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", SENTENCES)
 def test_the_sentence_says_what_to_type(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -151,6 +157,7 @@ def test_the_sentence_says_what_to_type(word: str) -> None:
     assert SENTENCES[word] in caught.value.fix
 
 
+@pytest.mark.slow
 def test_what_is_trusted_may_be_typed() -> None:
     lr = "callbacks.lr._target_=lightning.pytorch.callbacks.LearningRateMonitor"
     words = [
@@ -170,6 +177,7 @@ def test_there_may_be_no_callbacks(word: str) -> None:
     assert checked(word).callbacks == {}
 
 
+@pytest.mark.slow
 def test_a_number_of_the_environment_is_text_and_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPS", "3")
     monkeypatch.setenv("NODES", "1")
@@ -195,6 +203,7 @@ def test_a_value_of_another_type_is_told_not_raised() -> None:
 RENAMED = {"deepspeed_zero3": ("zero3", "deepspeed"), "fsdp": ("fsdp", "fsdp"), "ddp": ("none", "ddp")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", RENAMED)
 def test_a_strategy_is_what_its_class_is_not_what_it_is_called(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -219,6 +228,7 @@ def test_a_strategy_is_what_its_class_is_not_what_it_is_called(
             checked(*words, "+callbacks.average._target_=lightning.pytorch.callbacks.EMAWeightAveraging")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "taken"), [(["last"], "last"), (["last", "best"], "best"), ([], None)])
 def test_the_checkpoint_of_a_run_is_its_best_or_its_last(names: list[str], taken: str | None, tmp_path: Path) -> None:
     for name in names:

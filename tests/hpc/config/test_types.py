@@ -87,6 +87,7 @@ def no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_cache, "load_trace", load_trace)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_trace")
 @pytest.mark.parametrize(("key", "kind"), KNOWN)
 def test_a_value_of_another_type_is_rejected(key: str, kind: str, cfg: DictConfig) -> None:

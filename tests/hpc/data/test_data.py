@@ -231,7 +231,7 @@ def test_image_augmentation_crops_as_the_draws_say():
 def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
     import torch
 
-    from hpc.data.sampler import uniform_per_sample
+    from hpc.state.randomness import uniform_per_sample
 
     data = built(name, **({"dir": "unused"} if name == "images" else {}))
     images = torch.rand(12, 1 if name == "digits" else 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -265,6 +265,18 @@ class DrawsAtOnce(Draws):
         return torch.stack([sample for sample, _ in samples]), torch.tensor(indices)
 
 
+class DrawsByItself(Draws):
+    """A dataset with a generator of its own, which each sample moves on."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(1)
+
+    def __getitem__(self, index):
+        import torch
+
+        return torch.from_numpy(self.rng.random(3)), index
+
+
 def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
     """Return the three numbers that each sample of an epoch drew, by sample index."""
     from hpc.data.data_module import DataModule
@@ -275,7 +287,7 @@ def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
     for rank in range(num_ranks):
         data._data_rank = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
         loader = data.train_dataloader()
-        loader.load_state_dict({"epoch": epoch, "batches": start})
+        loader.sampler.go_to(epoch, start)
         for numbers, _, indices in loader:
             numbers_of |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
     return numbers_of
@@ -290,7 +302,9 @@ def test_random_numbers_of_a_dataset_depend_on_sample_and_epoch():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("dataset", [Draws(), DrawsAtOnce()], ids=["one by one", "at once"])
+@pytest.mark.parametrize(
+    "dataset", [Draws(), DrawsAtOnce(), DrawsByItself()], ids=["one by one", "at once", "by itself"]
+)
 def test_a_resumed_run_draws_the_same_numbers(dataset, num_workers):
     whole, rest = drawn(dataset, epoch=3), drawn(dataset, epoch=3, start=1, num_workers=num_workers)
     assert rest == {index: numbers for index, numbers in whole.items() if index in rest} and len(rest) == 8
@@ -300,6 +314,7 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     import torch
 
     from hpc.data.fetching import IndexedDataset
+    from hpc.data.sample_order import EpochIndex
 
     def next_numbers():
         return random.random(), np.random.rand(), torch.rand(()).item()
@@ -307,7 +322,7 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = next_numbers()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    IndexedDataset(Draws(), seed=1)[0, np.array([3, 4])]
+    IndexedDataset(Draws(), seed=1)[EpochIndex(np.array([3, 4]), 0, 0)]
     assert next_numbers() == expected
 
 

@@ -74,16 +74,18 @@ def fit(
     is_single_precision: bool = False,
 ) -> dict[str, Any]:
     """Train two epochs on this rank, and return what must be the same on any number of ranks."""
-    from hpc.training import strategies
+    from hpc.strategies.ddp import DDP
+    from hpc.strategies.fsdp import FSDP
+    from hpc.strategies.single import Single
 
     generator = torch.Generator().manual_seed(1)
     dtype = torch.float32 if is_single_precision else torch.float64
     inputs = torch.randn(num_samples, 4, dtype=torch.float64, generator=generator).to(dtype)
     inputs[-7:] *= 3  # so that the last samples matter
     data = DataLoader(TensorDataset(inputs[:, :3], inputs[:, 3:]), batch_size=SIZE // num_ranks)
-    single = partial(strategies.Single, device=torch.device("cpu"))
-    fsdp = partial(strategies.FSDP, data_parallel_size=num_ranks, tensor_parallel_size=1)
-    chosen: Any = {"ddp": strategies.DDP, "fsdp": fsdp, "single": single, "deepspeed": _make_deepspeed}[strategy]()
+    single = partial(Single, device=torch.device("cpu"))
+    fsdp = partial(FSDP, data_parallel_size=num_ranks, tensor_parallel_size=1)
+    chosen: Any = {"ddp": DDP, "fsdp": fsdp, "single": single, "deepspeed": _make_deepspeed}[strategy]()
     plugins: list[Any] = [] if is_single_precision else [DoublePrecision()]
     plugins += [TorchElasticEnvironment()] if num_ranks > 1 else []
     module = Net(manual=manual)
@@ -108,7 +110,7 @@ def fit(
 
 
 def _make_deepspeed() -> Any:
-    from hpc.training.deepspeed_strategy import DeepSpeed
+    from hpc.strategies.deepspeed import DeepSpeed
 
     return DeepSpeed(stage=1, logging_batch_size_per_gpu=SIZE // 2)
 

@@ -15,7 +15,8 @@ from torch.utils.data import (
 
 from hpc.config.errors import ConfigError
 from hpc.data import position, position_checks
-from hpc.data.sampler import EvalBatchSampler
+from hpc.data.batch_parts import batch_ranges
+from hpc.data.sample_order import ARRAYS, SampleOrder
 
 NUMBERS = range(50)
 
@@ -36,7 +37,8 @@ def trainer(
 
     num_val: samples of a validation whose loader exists by now.
     """
-    sampler = EvalBatchSampler(num_val, micro_batch, rank=0, num_ranks=ranks)
+    parts = batch_ranges(num_val, micro_batch, rank=0, num_ranks=ranks)
+    sampler = SampleOrder(range(num_val), parts, seed=1, gives=ARRAYS)
     some = len(sampler) * evaluated if isinstance(evaluated, float) else min(evaluated, len(sampler))
     loader = DataLoader(range(num_val), batch_size=None, sampler=sampler)  # type: ignore[arg-type]
     validated = SimpleNamespace(flattened=[loader]) if num_val else None
@@ -51,7 +53,7 @@ def trainer(
         limit_test_batches=1.0,
         num_devices=ranks,
         callbacks=[GradientAccumulationScheduler(schedule)] if schedule else [],
-        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
+        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks, "rank": 0}),
         fit_loop=SimpleNamespace(_combined_loader=loaders, epoch_loop=SimpleNamespace(val_loop=validation)),
     )
 

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from hpc.config.errors import ConfigError
 from hpc.data import shared_loaders
-from hpc.data.sample_randomness import fetches_together, is_seeded
+from hpc.data.sample_randomness import fetches_together, find_generators
 
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
 Drawn = tuple[int, float]
@@ -41,7 +41,6 @@ def drawn(make: Any, num_ranks: int) -> list[list[Drawn]]:
     for rank in range(num_ranks):
         torch.manual_seed(rank)
         loader, _ = shared_loaders.shard_dataloader(make(), TRAIN, rank=rank, num_ranks=num_ranks)
-        assert is_seeded(loader)
         ranks.append([sample for batch in loader for sample in (batch if isinstance(batch, list) else [batch])])
     return ranks
 
@@ -91,11 +90,73 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("what", HIDDEN)
-def test_a_generator_anywhere_in_a_dataset_is_seen(what: str) -> None:
-    """Its samples cannot be skipped unfetched, as each worker has a copy of the generator."""
-    make = partial(shared_loaders.shard_dataloader, stage=TRAIN, rank=0, num_ranks=1)
-    assert not is_seeded(make(loader(Subset(Noisy(transform=HIDDEN[what]), range(9))))[0])
-    assert is_seeded(make(loader(Subset(Noisy(transform=Holder([Holder(3), len])), range(9))))[0])
+def test_a_generator_anywhere_in_a_dataset_is_found(what: str) -> None:
+    assert list(find_generators([Subset(Noisy(transform=HIDDEN[what]), range(9))])) == [GENERATOR]
+    assert not list(find_generators([Subset(Noisy(transform=Holder([Holder(3), len])), range(9))]))
+
+
+GENERATORS: dict[str, Any] = {
+    "numpy": lambda: np.random.default_rng(3),
+    "numpy's old ones": lambda: np.random.RandomState(3),
+    "Python": lambda: random.Random(3),
+    "torch": lambda: torch.Generator().manual_seed(3),
+}
+
+
+class OwnGenerators(Noisy):
+    """Samples that draw from generators of the dataset."""
+
+    def __init__(self, num: int, make: Any) -> None:
+        super().__init__(num)
+        self.first, self.parts = make(), {"others": [make()]}
+
+    def __getitem__(self, index: int) -> Drawn:
+        return int(index), sum(_draw(each) for each in (self.first, *self.parts["others"])) * index
+
+
+class NoisyCollate:
+    """A collate function that draws from the process's generators and from one of its own."""
+
+    def __init__(self, make: Any) -> None:
+        self.generator = make()
+
+    def __call__(self, samples: list[Drawn]) -> list[Drawn]:
+        noise = float(torch.rand(())) + random.random() + float(np.random.rand()) + _draw(self.generator)
+        return [(index, value + noise) for index, value in samples]
+
+
+def _draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return float(torch.rand((), generator=generator))
+    return float(generator.random())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_batch_follows_from_its_place_and_not_from_those_before_it(kind: str, workers: int) -> None:
+    """A resumed run fetches none of the batches that are done."""
+    make = GENERATORS[kind]
+
+    def fetched(epoch: int, start: int) -> list[list[Drawn]]:
+        data = DataLoader(OwnGenerators(24, make), 4, shuffle=True, collate_fn=NoisyCollate(make), num_workers=workers)
+        shared, _ = shared_loaders.shard_dataloader(data, TRAIN, rank=0, num_ranks=1)
+        shared.batch_sampler.go_to(epoch, start)
+        return list(shared)
+
+    whole = fetched(2, 0)
+    assert fetched(2, 4) == whole[4:] and fetched(1, 4) != whole[4:]
+    assert len({value for batch in whole for _, value in batch if value}) == 24
+
+
+def test_a_fetch_leaves_all_generators_as_they_were() -> None:
+    collate = NoisyCollate(GENERATORS["numpy"])
+    dataset = OwnGenerators(24, GENERATORS["numpy"])
+    shared, _ = shared_loaders.shard_dataloader(DataLoader(dataset, 4, collate_fn=collate), TRAIN, rank=0, num_ranks=1)
+    batches = iter(shared)
+    before = [torch.get_rng_state(), random.getstate()]
+    next(batches)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert all(_draw(each) == _draw(GENERATORS["numpy"]()) for each in (dataset.first, collate.generator))
 
 
 def test_an_order_of_integers_is_kept_as_an_array_and_gives_integers() -> None:

@@ -30,10 +30,9 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
-from hpc.data import loader_agreement, noted_batches, shared_loaders
+from hpc.data import loader_agreement, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.predict import rest_of_loader
-from hpc.state import batch_effects
 
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
 NUMBERS = list(range(50))
@@ -330,29 +329,6 @@ def plain(**options: Any) -> DataLoader:
     return DataLoader(TensorDataset(torch.arange(50)), collate_fn=collate, **options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_only_attributes_that_a_batch_may_change_are_copied_before_it(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check that nothing is copied if workers make the batch, and that immutable values never are.
-
-    A module has thousands of these.
-    """
-    copied: list[Any] = []
-    monkeypatch.setattr(batch_effects.FetchEffects, "_copy", lambda _, value: copied.append(value) or value)
-    data: Any = L.LightningDataModule()
-    data.seen, data.name, data.history = 0, "name", [1]
-    combined = SimpleNamespace(flattened=[plain(num_workers=workers)], reset=lambda: None)
-    fit_loop = SimpleNamespace(_combined_loader=combined)
-    trainer: Any = SimpleNamespace(fit_loop=fit_loop, datamodule=data, callbacks=[], optimizers=[])
-    trainer.lr_scheduler_configs, trainer.lightning_module, trainer.is_global_zero = [], L.LightningModule(), True
-    noted_batches.wrap_batch_samplers(trainer)
-    passing = iter(combined.flattened[0].batch_sampler)
-    for _ in range(2):
-        next(passing)
-    assert copied == ([] if workers else [[1], [1]])
-
-
 class Counting(L.LightningDataModule):
     def __init__(self) -> None:
         super().__init__()
@@ -378,6 +354,7 @@ def collate(samples: list[Any]) -> torch.Tensor:
     return torch.stack([sample for (sample,) in samples])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks: int, workers: int) -> None:
@@ -436,13 +413,15 @@ def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
 
 def test_a_researchers_distributed_sampler_must_be_for_this_rank() -> None:
     loader = distributed(1, 3)
-    assert shared_loaders.shard_dataloader(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
+    kept, note = shared_loaders.shard_dataloader(loader, TRAIN, rank=1, num_ranks=3)
+    assert [batch.tolist() for batch in kept] == [batch.tolist() for batch in loader] and not note
     with pytest.raises(ConfigError, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
         shared_loaders.shard_dataloader(
             loader, TRAIN, rank=0, num_ranks=2
         )  # ranks of a tensor-parallel group would get different ones
     batches = DataLoader(range(50), batch_sampler=BatchSampler(loader.sampler, 8, False))  # type: ignore[arg-type]
-    assert shared_loaders.shard_dataloader(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
+    kept, _ = shared_loaders.shard_dataloader(batches, TRAIN, rank=1, num_ranks=3)
+    assert [batch.tolist() for batch in kept] == [batch.tolist() for batch in batches]
 
 
 def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> None:
@@ -504,8 +483,10 @@ def test_a_loader_that_cannot_be_shared_out_is_rejected(loader: Any, stage: Runn
 
 
 @pytest.mark.parametrize("loader", [DataLoader(range(9), batch_sampler=Buckets()), plain(batch_size=3), [[1], [2]]])  # type: ignore[arg-type]
-def test_one_process_evaluates_the_researchers_loader_unchanged(loader: Any) -> None:
-    assert shared_loaders.shard_dataloader(loader, VAL, rank=0, num_ranks=1, is_single_process=True) == (loader, "")
+def test_one_process_evaluates_the_batches_of_the_researchers_loader(loader: Any) -> None:
+    shared, note = shared_loaders.shard_dataloader(loader, VAL, rank=0, num_ranks=1, is_single_process=True)
+    assert list(map(torch.as_tensor, shared)) and not note and len(shared) == len(loader)
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(shared, loader, strict=True))
 
 
 def test_the_order_of_one_process_is_that_of_several() -> None:
@@ -579,16 +560,14 @@ def test_batches_of_a_batch_sampler_are_taken_in_turns(num_ranks: int) -> None:
     assert batches != loaded(loader, TRAIN, num_ranks, epoch=1)
 
 
-def test_a_sampler_without_an_end_is_taken_in_turns() -> None:
-    loader, note = shared_loaders.shard_dataloader(
-        DataLoader(range(9), sampler=Endless(), batch_size=2),
-        TRAIN,
-        rank=1,
-        num_ranks=2,  # type: ignore[arg-type]
-    )
+def test_a_sampler_without_an_end_is_a_stream_of_batches() -> None:
+    endless: Any = DataLoader(range(9), sampler=Endless(), batch_size=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data.stream_splits must say who splits the samples of DataLoader"):
+        shared_loaders.shard_dataloader(endless, TRAIN, rank=1, num_ranks=2)
+    loader, note = shared_loaders.shard_dataloader(endless, TRAIN, rank=1, num_ranks=2, stream_splits="nothing")
     batches = iter(loader)
     assert [next(batches).tolist() for _ in range(3)] == [[2, 3], [6, 7], [1, 2]]
-    assert "the batches of BatchSampler are shared out among 2 ranks in turns" in note
+    assert "the stream DataLoader: its samples are shared out in turns among 2 parts" in note
 
 
 def test_a_loader_of_unknown_length_on_one_rank_is_named_with_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,7 +588,8 @@ def test_a_loader_without_a_batch_to_train_on_is_rejected(loader: DataLoader, al
     with pytest.raises(ConfigError, match=r"must (have|get) a batch"):
         shared_loaders.shard_dataloader(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, is_single_process=alone)
     if alone:
-        assert shared_loaders.shard_dataloader(loader, VAL, rank=0, num_ranks=1, is_single_process=True) == (loader, "")
+        evaluated, _ = shared_loaders.shard_dataloader(loader, VAL, rank=0, num_ranks=1, is_single_process=True)
+        assert list(evaluated) == []
 
 
 def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:

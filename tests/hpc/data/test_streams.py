@@ -131,6 +131,7 @@ KINDS = [(Ignorant, "nothing"), (Logging, "nothing"), (Splitting, "nothing"), (S
 KINDS += [(GivenNumbers, "ranks"), (ByEnvironment, "ranks"), (ByHelper, "ranks")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "splits"), KINDS)

@@ -76,6 +76,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ASKED)
 def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> None:
     work = on(cluster, FOUR, "trainer.num_nodes=2", "cluster.time=0:45:00")
@@ -122,6 +123,7 @@ def test_gpu_hours() -> None:
     assert on("slurm", FOUR, "cluster.time=1-12:00:00").gpu_hours == 4 * 4 * 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", SLURM)
 def test_no_task_is_kept_from_the_gpus_of_its_node(cluster: str) -> None:
     text = slurm.render_job_script(on(cluster, FOUR))
@@ -289,7 +291,7 @@ def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_p
     assert by_hand.returncode == 2 and str(node.run_dir) in by_hand.stderr
 
 
-def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tmp_path: Path) -> None:
+def test_a_script_has_a_run_for_each_job_and_for_each_call_in_an_allocation(node: Node, tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("")
     copy = 'mkdir -p "$3/code" && cp env.sh "$3/code"'
     node.program(
@@ -301,21 +303,29 @@ def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tm
             slurm.render_job_script(job.job_from_config(parse.parse(composed(*words)), words))
         )
 
-    def start(preset: str, outcome: str, **environ: str) -> str:
+    def start(preset: str, outcome: str, reason: str = "", **environ: str) -> str:
         """Run the script and return the run directory that its ranks see; "" if no rank started."""
         (node.bin / "srun.env").unlink(missing_ok=True)
         srun = f'printf "outcome {outcome}\\nrestart $SLURM_RESTART_COUNT\\n" >"$HPC_RUN_DIR/verdict"'
         environ = {"SLURM_JOB_ID": "17", "SRUN": srun, "PATH": f"{node.bin}:/usr/bin:/bin"} | environ
         done = subprocess.run(["bash", preset], cwd=tmp_path, env=environ, capture_output=True, text=True)
         assert (done.returncode == 0) == (outcome == "finished"), done.stderr
+        if outcome == "rejected":
+            assert done.returncode == 2 and reason in done.stderr, done.stderr
         found = [line for line in node.noted("srun.env") if line.startswith("HPC_RUN_DIR=")]
         return found[0].rpartition("/")[2] if found else ""
 
-    starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed"), ("gpu", "finished")]
-    assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3", "-4")]
+    starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed")]
+    assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3")]
+    batch = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "18"}
+    assert start("gpu", "failed", **batch) == "digits_resnet_18"
+    assert start("fsdp", "rejected", "a job has one run of this name", **batch) == ""
+    (tmp_path / "runs" / "digits_resnet_19").touch()
+    reason = f"{tmp_path}/runs/digits_resnet_19 cannot be made: "
+    assert start("gpu", "rejected", reason, **batch | {"SLURM_JOB_ID": "19"}) == ""
     again = {"SLURM_RESTART_COUNT": "1", "SHOW": "JobState=RUNNING Reason=None Restarts=1 x"}
-    restarted = [start(preset, "finished", **again) for preset, _ in starts]
-    assert restarted == ["", "digits_resnet_17-2", "digits_resnet_17-3", ""]
+    assert start("gpu", "finished", **batch, **again) == "digits_resnet_18"
+    assert start("gpu", "finished", **batch, **again) == ""  # it is finished already
 
 
 @pytest.mark.parametrize("code", [0, 1, 85, 137])
@@ -363,14 +373,22 @@ def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
     (node.run_dir / "stalled").write_text("2\n")  # recorded before the run was submitted again
     (node.run_dir / "scratch").mkdir()
     (node.run_dir / "checkpoints").symlink_to("scratch")  # they may lie on another disk
+    names = [
+        "",
+        "step-000000380-001.part",
+        "step-000000380-003",
+        "last.ckpt",
+        "step-000000380-004",
+        "step-000001000-006",
+    ]
     stalled = []
-    for count, checkpoint in enumerate(["", "step-000000380.part", "step-000000380", "last.ckpt", "step-000001000"]):
+    for count, checkpoint in enumerate(names):
         assert start(count, checkpoint) == 0
         stalled.append(int((node.run_dir / "stalled").read_text()))
-    assert stalled == [1, 2, 0, 1, 0]
-    assert [start(count) for count in (5, 6, 7)] == [0, 0, 9]
+    assert stalled == [1, 2, 0, 1, 2, 0]
+    assert [start(count) for count in (6, 7, 8)] == [0, 0, 9]
     assert "3 starts in a row brought no newer checkpoint (exit code 9)" in node.said
-    assert len(node.noted("requeued")) == 7
+    assert len(node.noted("requeued")) == 8
 
 
 def test_parts_of_a_prediction_are_progress(node: Node) -> None:
@@ -522,6 +540,7 @@ def test_fields_that_a_cluster_file_may_not_use_are_rejected(line: str, cluster_
         job.job_from_config(parse.parse(compose.compose_overrides(["cluster=mine", "trainer=ddp"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [("partition", "no"), ("account", "0123"), ("constraint", "gpu&hbm80g"), ("qos", "1e3"), ("time", "2-12"),
@@ -539,6 +558,7 @@ def test_more_time_than_there_is_is_rejected() -> None:
     on("juwels_booster", "cluster.time=1-00:00:00")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"),
     [("a b", "a_b"), ("a\nb", "a_b"), ("#SBATCH --x", "SBATCH_--x"), ("Größe", "Gr_e"), ("bash", "my_run"),
@@ -559,6 +579,7 @@ def test_accounts_are_one_word(value: str) -> None:
         parse.parse(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -43,6 +43,7 @@ def scripts(name: str) -> dict[str, str]:
     return {kind: render(work) for kind, work in works.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_person_reads_each_script_in_one_go(name: str) -> None:
     for kind, text in scripts(name).items():

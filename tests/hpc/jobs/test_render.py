@@ -16,6 +16,7 @@ def rendered(folder: Path, *overrides: str) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_scripts_follow_from_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: mine}")
     monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
@@ -23,6 +24,7 @@ def test_the_scripts_follow_from_the_config(tmp_path: Path, monkeypatch: pytest.
     assert rendered(tmp_path / "slurm") == kept, RENEW
 
 
+@pytest.mark.slow
 def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
     scripts = rendered(tmp_path, "cluster=slurm", "cluster.account=abc")
     assert len(scripts) > 1 and all("#SBATCH --account=abc\n" in text for text in scripts.values())

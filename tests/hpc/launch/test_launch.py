@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import errors
 from hpc.config.errors import ConfigError
-from hpc.launch import meeting, node_checks, placement
+from hpc.launch import node_checks, placement, rendezvous
 from hpc.launch.placement import Placement
 
 # Slurm's variables of a job, and those of a step: task 6 of 2 nodes x 4 tasks.
@@ -125,12 +125,12 @@ def test_torchrun_has_settled_where_its_ranks_meet(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_network_interface_of_an_address() -> None:
-    assert meeting.own_address("127.0.0.1") == "127.0.0.1" and meeting.own_address("no such host") == ""
-    assert meeting.find_interface("127.0.0.1") == "lo" and meeting.find_interface("192.0.2.1") is None
+    assert rendezvous.own_address("127.0.0.1") == "127.0.0.1" and rendezvous.own_address("no such host") == ""
+    assert rendezvous.find_interface("127.0.0.1") == "lo" and rendezvous.find_interface("192.0.2.1") is None
 
 
 def test_missing_ranks_are_listed_shortly() -> None:
-    assert meeting._format_ranges([1, 2, 3, 7]) == "1-3, 7" and meeting._format_ranges([4]) == "4"
+    assert rendezvous._format_ranges([1, 2, 3, 7]) == "1-3, 7" and rendezvous._format_ranges([4]) == "4"
 
 
 # -- Invalid launches --

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch.distributed as dist
+import torch
 from fork import free_port
 
 from hpc.config import errors
 from hpc.config.errors import ConfigError, ExitCode, StartFailed
-from hpc.launch import meeting, placement
+from hpc.launch import placement, rendezvous
 from hpc.launch.placement import Placement
 
 FIRST = Placement("srun", 0, 8, 0, 4, "n08", "3")
@@ -21,7 +21,7 @@ HERE = [Placement("mpiexec (MPICH)", rank, 2, rank, 2) for rank in (0, 1)]
 
 
 def key(place: Placement, **environ: str) -> str:
-    return meeting.launch_key(place, environ)
+    return rendezvous.launch_key(place, environ)
 
 
 def test_a_key_is_common_to_the_ranks_of_one_launch_alone() -> None:
@@ -34,8 +34,8 @@ def test_a_key_is_common_to_the_ranks_of_one_launch_alone() -> None:
         key(Placement("srun", 1, 2, 1, 2, "n08", "3"), SLURM_JOB_ID="17"),
         key(SIXTH, SLURM_JOB_ID="17", MASTER_PORT="5"),
     ]
-    assert len({*others, one}) == len({meeting.derive_port(other) for other in [*others, one]}) == 6
-    assert all(10000 <= meeting.derive_port(other) < 30000 for other in others)
+    assert len({*others, one}) == len({rendezvous.derive_port(other) for other in [*others, one]}) == 6
+    assert all(10000 <= rendezvous.derive_port(other) < 30000 for other in others)
     keys = [key(HERE[rank], PBS_JOBID="17.server", PBS_JOBCOOKIE=cookie) for cookie in "ab" for rank in (0, 1)]
     assert keys[0] == keys[1] != keys[2] == keys[3], "PBS has started the job again"
 
@@ -43,7 +43,7 @@ def test_a_key_is_common_to_the_ranks_of_one_launch_alone() -> None:
 def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     for parent in (17, 18):
-        monkeypatch.setattr(meeting.os, "getppid", lambda parent=parent: parent)
+        monkeypatch.setattr(rendezvous.os, "getppid", lambda parent=parent: parent)
         keys.append((key(HERE[0]), key(HERE[1], MASTER_PORT="5")))
     assert keys[0][0] != keys[1][0] and keys[0][1] == keys[1][1]
 
@@ -51,7 +51,7 @@ def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypa
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", " 5"])
 def test_an_exported_port_that_is_none_is_rejected(port: str) -> None:
     with pytest.raises(ConfigError, match="must be a port number"):
-        meeting.open_store(SIXTH, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, timeout_seconds=1)
+        rendezvous.open_store(SIXTH, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, timeout_seconds=1)
 
 
 # -- With real stores --
@@ -91,23 +91,24 @@ def where(port: int, **environ: str) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["is silent", "closes", "echoes", "greets", "answers in JSON"])
 def test_a_taken_port_ends_this_start_and_allows_another(
     kind: str, service: Callable, capfd: pytest.CaptureFixture[str]
 ) -> None:
     port = service(kind)
     with pytest.raises(SystemExit) as ended, errors.exit_on_config_error(is_reporting_rank=False):
-        meeting.open_store(HERE[0], where(port), timeout_seconds=10)
+        rendezvous.open_store(HERE[0], where(port), timeout_seconds=10)
     assert ended.value.code == ExitCode.FAILED, "a job that is rejected would not start again"
     assert f"MASTER_PORT must be free on {socket.gethostname()}, where rank 0 listens" in capfd.readouterr().err
     if kind != "is silent":
         with pytest.raises(ConfigError, match=r"must lead to rank 0, which rank 1 on .* did not reach within 1 s"):
-            meeting.open_store(HERE[1], where(port), timeout_seconds=1)
+            rendezvous.open_store(HERE[1], where(port), timeout_seconds=1)
 
 
 def waits_for_nothing(rank: int, port: int) -> None:
-    meeting.GRACE_SECONDS = 1
-    meeting.open_store(HERE[1], where(port), timeout_seconds=1)
+    rendezvous.GRACE_SECONDS = 1
+    rendezvous.open_store(HERE[1], where(port), timeout_seconds=1)
 
 
 @pytest.mark.slow
@@ -119,7 +120,7 @@ def test_a_program_that_says_nothing_is_not_waited_for_longer(service: Callable,
 def first() -> Iterator[tuple[object, int]]:
     """Rank 0 of a launch in job 17, and its port."""
     environ = where(free_port(), SLURM_JOB_ID="17")
-    yield meeting.open_store(HERE[0], environ, timeout_seconds=20), int(environ["MASTER_PORT"])
+    yield rendezvous.open_store(HERE[0], environ, timeout_seconds=20), int(environ["MASTER_PORT"])
 
 
 def test_a_rank_of_another_launch_is_rejected_and_does_no_harm(first: tuple) -> None:
@@ -127,30 +128,30 @@ def test_a_rank_of_another_launch_is_rejected_and_does_no_harm(first: tuple) -> 
     for words in ({"SLURM_JOB_ID": "18"}, {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, {}):
         for place in HERE:
             with pytest.raises(StartFailed, match="must be free"):
-                meeting.open_store(place, where(port, **words), timeout_seconds=20)
-    meeting.open_store(HERE[1], where(port, SLURM_JOB_ID="17"), timeout_seconds=20).set("met", "1")
+                rendezvous.open_store(place, where(port, **words), timeout_seconds=20)
+    rendezvous.open_store(HERE[1], where(port, SLURM_JOB_ID="17"), timeout_seconds=20).set("met", "1")
     assert store.get("met") == b"1"
 
 
 def test_of_two_launches_with_one_key_each_rank_has_one_seat(first: tuple) -> None:
     _, port = first
-    meeting.open_store(HERE[1], where(port, SLURM_JOB_ID="17"), timeout_seconds=20)
+    rendezvous.open_store(HERE[1], where(port, SLURM_JOB_ID="17"), timeout_seconds=20)
     for place in HERE:
         with pytest.raises(StartFailed, match="must be free"):
-            meeting.open_store(place, where(port, SLURM_JOB_ID="17"), timeout_seconds=20)
+            rendezvous.open_store(place, where(port, SLURM_JOB_ID="17"), timeout_seconds=20)
 
 
 def test_a_rank_0_that_comes_late_is_found() -> None:
     port, met = free_port(), []
 
     def join() -> None:
-        met.append(meeting.open_store(HERE[1], where(port), timeout_seconds=60))
+        met.append(rendezvous.open_store(HERE[1], where(port), timeout_seconds=60))
 
     early = threading.Thread(target=join)
     early.start()
     early.join(0.5)
     assert early.is_alive()
-    store = meeting.open_store(HERE[0], where(port), timeout_seconds=60)
+    store = rendezvous.open_store(HERE[0], where(port), timeout_seconds=60)
     early.join(60)
     met[0].set("late", "1")
     assert store.get("late") == b"1"
@@ -158,7 +159,7 @@ def test_a_rank_0_that_comes_late_is_found() -> None:
 
 def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told() -> None:
     with pytest.raises(ConfigError, match=r"must lead to rank 0, which rank 1 on .* did not reach within 0\.1 s"):
-        meeting.open_store(Placement("srun", 1, 2, 0, 1), where(free_port()), timeout_seconds=0.1)
+        rendezvous.open_store(Placement("srun", 1, 2, 0, 1), where(free_port()), timeout_seconds=0.1)
 
 
 @pytest.fixture
@@ -176,12 +177,12 @@ def test_torchrun_must_have_its_port_for_itself(environ: os._Environ) -> None:
 
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port), "TORCHELASTIC_RUN_ID": "none"})
-    meeting.open_store(Placement("torchrun", 0, 2, 0, 2), environ, timeout_seconds=10)
-    meeting.open_store(Placement("torchrun", 1, 2, 1, 2), environ, timeout_seconds=10)
+    rendezvous.open_store(Placement("torchrun", 0, 2, 0, 2), environ, timeout_seconds=10)
+    rendezvous.open_store(Placement("torchrun", 1, 2, 1, 2), environ, timeout_seconds=10)
     for rank, job in ((1, ""), (0, ""), (0, "18"), (1, "18")):  # a rank that is already taken, and another job
         environ["SLURM_JOB_ID"] = job
         with pytest.raises(ConfigError, match="must be a port that no other launch uses"):
-            meeting.open_store(Placement("torchrun", rank, 2, rank, 2), environ, timeout_seconds=10)
+            rendezvous.open_store(Placement("torchrun", rank, 2, rank, 2), environ, timeout_seconds=10)
 
 
 def meets(rank: int, words: list[str], port: int) -> list[object]:
@@ -191,13 +192,13 @@ def meets(rank: int, words: list[str], port: int) -> list[object]:
     place = Placement("srun", rank % 2, 2, rank % 2, 2, "n1", str(rank // 2) if words[0] != words[1] else "0")
     placement.export_rank_variables(place, os.environ, host_suffix="")
     try:
-        store = meeting.open_store(place, os.environ, timeout_seconds=30)
+        store = rendezvous.open_store(place, os.environ, timeout_seconds=30)
         value = {"rank": rank % 2, "host": "n1", "words": sys.argv[1]}
-        heard = meeting.all_gather_json(store, place, topic="facts", value=value, timeout_seconds=5)
+        heard = rendezvous.all_gather_json(store, place, topic="facts", value=value, timeout_seconds=5)
         result: list[object] = [[said["rank"], said["words"]] for said in heard]
     except ConfigError as error:
         result = [type(error).__name__]
-    dist.barrier()  # the store stays until the last of all four has come, as while a run trains
+    torch.distributed.barrier()  # the store stays until the last of all four has come, as while a run trains
     return result
 
 

@@ -17,7 +17,7 @@ from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import compose, parse
 from hpc.config.errors import ConfigError
 from hpc.logging import hyperparameters, loggers, positions
-from hpc.training import skipped_samples
+from hpc.run import skipped_samples
 
 WORDS = [
     "trainer=cpu",

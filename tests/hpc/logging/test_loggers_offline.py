@@ -170,6 +170,7 @@ def built(cfg: Any, starts: Any = (), *, is_writing: bool = True) -> dict[str, A
     return loggers.build_loggers(cfg, None, starts=starts, writer="attempt-1-ab", is_writing=is_writing)
 
 
+@pytest.mark.slow
 def test_a_later_attempt_goes_on_in_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import wandb
 
@@ -261,6 +262,7 @@ def test_a_class_of_an_earlier_version_is_answered_by_what_to_write(key: str, fo
     assert fix in str(raised.value)
 
 
+@pytest.mark.slow
 def test_what_loggers_cannot_do_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 

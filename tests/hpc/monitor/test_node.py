@@ -89,6 +89,7 @@ def test_a_run_that_is_shorter_than_an_interval_has_a_sample(tmp_path: Path) -> 
     assert len(samples(tmp_path)) == len(points(tmp_path, "memory_gb")) == 1
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_without_stopping_it_has_a_last_sample_and_its_own_exit_code(tmp_path: Path) -> None:
     assert run_rank(tmp_path, "sampler.start()\nsys.exit(3)", code=3) == ""
     assert len(samples(tmp_path)) == 1
@@ -107,6 +108,7 @@ begin = time.monotonic()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["sampler.stop()\nprint(time.monotonic() - begin)", "print(0)"])
 def test_a_driver_that_hangs_holds_up_no_run_and_no_interpreter(end: str, tmp_path: Path) -> None:
     begin = time.monotonic()
@@ -114,6 +116,7 @@ def test_a_driver_that_hangs_holds_up_no_run_and_no_interpreter(end: str, tmp_pa
     assert time.monotonic() - begin < 90
 
 
+@pytest.mark.slow
 def test_a_forked_process_ends_and_writes_nothing(tmp_path: Path) -> None:
     """Check a child that leaves through Python's own exit, as none of torch's workers does."""
     program = """
@@ -127,6 +130,7 @@ sys.exit(7)
     assert len(samples(tmp_path)) == len(points(tmp_path, "memory_gb")) == 1, "the parent's last one"
 
 
+@pytest.mark.slow
 def test_the_thread_imports_nothing(tmp_path: Path) -> None:
     """Check that no process can be forked while the thread holds a module's lock."""
     program = """

@@ -56,12 +56,14 @@ def test_tracing_changes_neither_the_network_nor_the_random_numbers() -> None:
     assert all(torch.equal(network.state_dict()[name], value) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_a_network_of_any_size_costs_no_memory() -> None:
     with torch.device("meta"):  # 6.7 billion parameters
         network = GPT(num_layers=32, num_heads=32, width=4096, vocab_size=50304, block_size=2048)
     assert training_flops(network) / 2048 == pytest.approx(6 * 6.65e9 + 12 * 32 * 4096 * 2048, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_flops_of_resnet_50_are_the_published_ones() -> None:
     """Compare with torchvision's table: 4.09 billion multiply-adds forward for 224 pixels.
 
@@ -259,6 +261,7 @@ class Pairs:
         return self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "unit"),
     [

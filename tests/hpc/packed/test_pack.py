@@ -137,6 +137,7 @@ def test_all_images_that_cannot_be_decoded_are_named_at_once_and_nothing_is_left
     run_pack("--verify", out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_images, write_texts])
 def test_packing_that_was_interrupted_begins_anew(tmp_path, make, monkeypatch):
     """Interrupt it by a key, which removes what was written, and by the loss of the node, which leaves it."""
@@ -175,6 +176,7 @@ def test_a_process_that_is_killed_is_reported(tmp_path, monkeypatch):
 DAMAGES = ["a pixel", "a label", "the end", "the header", "no notes", "half of the notes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_rejected_before_training(tmp_path, damage):
     out = tmp_path / "images.npy"
@@ -339,6 +341,7 @@ def test_pieces_begin_where_lines_do_and_leave_nothing_out(tmp_path):
     assert all(piece[0] in "FDé" for piece, _ in pieces if piece)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["other dtype", "cut short", "a token", "another note"])
 def test_tokens_that_differ_from_their_notes_are_rejected(tmp_path, damage):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
@@ -360,6 +363,7 @@ def test_tokens_that_differ_from_their_notes_are_rejected(tmp_path, damage):
 # Invalid arguments and full disks
 
 
+@pytest.mark.slow
 def test_wrong_words_are_rejected(tmp_path):
     folder, texts = make_images(tmp_path / "images"), write_texts(tmp_path / "texts")
     images, text = f"data.dir={folder}", f"data.files={texts}"

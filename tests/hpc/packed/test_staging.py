@@ -13,11 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from data_nodes import built, make_images, rejected
+from fork import free_port
 from test_pack import PIXELS, batches, pack_images, pack_text, write_texts
+from torch.distributed import TCPStore
 
 from hpc.config.errors import ConfigError
 from hpc.packed import checks, packed_images, staging
 from hpc.packed import pack_images as pack_images_module
+from hpc.packed.staging import StagingProgress
+from hpc.run.signals import SignalState
+from hpc.run.watchdog import Watchdog
 from hpc.system import private_folder
 
 
@@ -168,6 +173,7 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
 # Waiting for a copy that grows is not a hang
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
 def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local, monkeypatch):
     parts = packed_images.read_packed_images(images).parts
@@ -214,6 +220,23 @@ def test_copying_and_verifying_count_as_progress_which_neighbours_see(images, lo
     size = Path(staging.stage_file(parts, local)).stat().st_size
     assert [now for now, _ in copied] == [*range(1000, size, 1000), size]
     assert len(seen) == len(parts.sizes) == 8 and all(time > 0 for _, time in seen)
+
+
+def test_a_copy_is_progress_of_all_ranks_whatever_else_they_exchange(tmp_path, monkeypatch):
+    """Check that agreements, which come later, do not take its place, and that the step stays what it was."""
+    monkeypatch.setattr(staging, "on_progress", None)
+    store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    read_fd, write_fd = os.pipe()
+    state = SignalState(read_fd=read_fd, write_fd=write_fd)
+    exchanged = threading.Event()
+    watchdog = Watchdog(tmp_path, None, attempt=1, rank=1, world_size=2, store=store, hang_seconds=60, signals=state)
+    with watchdog as watch:
+        StagingProgress(watch)
+        watch.add_store_exchange(lambda _: exchanged.set())
+        watch.report_progress(7, "training")
+        store.add(staging.STORE_KEY, 1)  # another rank's copy has grown
+        assert exchanged.wait(30)
+        assert "since step 7 (copying data to a node)" in watch._describe_hang(60)
 
 
 SLOW = """

@@ -360,6 +360,7 @@ class Nothing(Regression):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -468,6 +469,7 @@ class Checkpointed(Deep):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
+@pytest.mark.slow
 def test_checkpointing_is_planned_where_blocks_run_twice():
     trace, by_hand = traced(Deep, TEXT), traced(Checkpointed, TEXT)
     again = traced(Deep, TEXT, checkpointing=True)
@@ -492,6 +494,7 @@ class ByHand(Deep):
         self.optimizers().step()
 
 
+@pytest.mark.slow
 def test_checkpointing_is_planned_with_manual_optimization():
     plain, again = (traced(ByHand, TEXT, checkpointing=checkpointing) for checkpointing in (False, True))
     assert peak(again, 64) < 0.7 * peak(plain, 64)

@@ -94,6 +94,7 @@ def test_what_checkpointing_computes_again_is_cast_again():
     assert flops[1] - flops[0] == 3 * 2 * 4 * 16  # the first product of each block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [None, "bf16"])
 def test_dropout_in_attention_costs_nothing(autocast: str | None):
     def gpt(dropout: float) -> Classifier:

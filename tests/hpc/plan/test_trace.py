@@ -1,6 +1,5 @@
 """Check the trace of a network: sizes, FLOPs and memory, from tensors without content."""
 
-import json
 import re
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ def peak(trace: Trace, examples: int, *, is_head: bool | None = None) -> float:
     return max(level.activations.at(examples) for level in levels)
 
 
+@pytest.mark.slow
 def test_parts_parameters_and_operations_are_those_of_the_network():
     network, trace = GPT(**GPT_SIZES), traced()
     assert [group.name for group in trace.groups] == ["outside the blocks", "block 0", "block 1"]
@@ -100,6 +100,7 @@ def test_checkpointing_repeats_what_backward_needs():
     assert peak(again, 64) < 0.7 * peak(plain, 64)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_layers_hold_and_do_their_share():
     """Check Megatron's split: two all-reduces forward and two backward for each block's output."""
     whole, half = traced(), traced(tensor_parallel=2)
@@ -213,10 +214,6 @@ def test_an_error_of_the_tracers_process_is_reported(asked):
         trace_cache.load_trace(cfg, setup)
 
 
-def test_the_question_is_plain_data(asked):
-    assert json.dumps(trace_cache._trace_request(*asked))
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +248,7 @@ def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, 
     monkeypatch.setattr(trace_cache, "SOURCES", tmp_path / "src")
     package = f"src/{PACKAGE}"
     sources = [f"{package}/models/net.py", f"{package}/data/text.py", "src/another/net.py", "src/net.py"]
-    sources += ["constraints.txt", "src/hpc/training/blocks.py"]  # of a copy of hpc that its owner changes
+    sources += ["constraints.txt", "src/hpc/strategies/blocks.py"]  # of a copy of hpc that its owner changes
     library = tmp_path / "clone" / "src" / "hpc"
     monkeypatch.setattr(trace_cache, "LIBRARY", library)
     beside = library / "plan" / "tracer.py"

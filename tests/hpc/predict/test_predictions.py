@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from hpc.config.errors import ConfigError
 from hpc.predict import join, prediction_writer
 from hpc.predict.parts import PartWriter, copy_to_host, read_done
-from hpc.predict.rest_of_loader import RestOfBatches, RestOfStream, leave_out_first, sample_indices
+from hpc.predict.rest_of_loader import RestOfBatches, leave_out_first, sample_indices
 
 # `predict_step` writes down each batch that it computes, and returns numbers and strings.
 RECORDED = """
@@ -214,7 +214,7 @@ def test_a_prediction_goes_on_with_the_data_and_the_weights_that_it_began_with(
     (tmp_path / "new").mkdir()
     assert prediction_writer.checkpoint_to_load(tmp_path / "new", str(tmp_path / "last.ckpt")) == str(first)
     begun = prediction_writer.checkpoint_to_load(run_dir, str(second))
-    assert re.search(r"/checkpoints/step-\d+$", begun), "not the link"
+    assert re.search(r"/checkpoints/step-\d+-\d+$", begun), "not the link"
 
 
 @pytest.mark.soak
@@ -324,7 +324,7 @@ def test_the_rest_of_a_loader_keeps_its_numbers(limit: Any, expected: list[int])
     assert batches == [[2 * number, 2 * number + 1] for number in expected] and len(rest) == len(expected)
     assert fetched == [index for batch in batches for index in batch], "what is passed over is not fetched"
     stop = limit if isinstance(limit, int) else None if limit == 1.0 else 4
-    stream = RestOfStream(list(range(5)), 2, stop=stop, report_progress=lambda: None)
+    stream = RestOfBatches(list(range(5)), [None, None], stop=stop, report_progress=lambda: None)
     assert list(stream) == expected and len(stream) == len(expected)
 
 
@@ -337,8 +337,8 @@ def test_samples_of_a_batch_are_known_by_its_number(tmp_path: Path) -> None:
 
 def test_another_order_is_told() -> None:
     with pytest.raises(ConfigError, match="batch 1 has other samples now"):
-        list(RestOfBatches([[0, 1], [3, 2], [4]], [[0, 1], [2, 3]], stop=None))
-    assert list(RestOfBatches([[0, 1], [3, 2], [4]], [[0, 1], None], stop=None)) == [[4]]
+        list(RestOfBatches([[0, 1], [3, 2], [4]], [[0, 1], [2, 3]], stop=None, report_progress=lambda: None))
+    assert list(RestOfBatches([[0, 1], [3, 2], [4]], [[0, 1], None], stop=None, report_progress=lambda: None)) == [[4]]
 
 
 def test_outputs_are_copied() -> None:

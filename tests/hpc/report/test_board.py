@@ -217,7 +217,7 @@ def on_train_batch_end(self, trainer, module, outputs, *batch):
     before(self, trainer, module, outputs, *batch)
     if trainer.global_step == 7:
         limit = time.monotonic() + 60
-        while not os.path.exists(f"{self.run.run_dir}/checkpoints/step-000000004") and time.monotonic() < limit:
+        while not os.path.exists(f"{self.run.run_dir}/checkpoints/step-000000004-001") and time.monotonic() < limit:
             time.sleep(0.01)
         for logger in trainer.loggers:
             logger.experiment.flush()

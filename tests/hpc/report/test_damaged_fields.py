@@ -10,8 +10,7 @@ import pytest
 
 from hpc.logging import positions
 from hpc.report import overview
-from hpc.run import attempt_log, claim, history
-from hpc.training import skipped_samples
+from hpc.run import attempt_log, claim, history, skipped_samples
 
 START = {
     "event": "start", "attempt": 1, "time": 1e9, "job": "17", "from_step": 0, "hosts": ["n1"], "world_size": 2,
@@ -82,6 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_a_value_of_another_type_is_damage(folder: Path) -> None:
     assert any("finished" in line for line in read(folder))
     for name, lines in wrong():

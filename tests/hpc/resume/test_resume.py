@@ -187,10 +187,10 @@ def test_ranks_whose_learning_rates_differ_train_no_further(start: Callable, tmp
 SCALED = """
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from hpc.training import strategies
+from hpc.strategies import single
 
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
-strategies.double_precision_plugins = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
+single.double_precision_plugins = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
 """
 
 
@@ -253,7 +253,38 @@ def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path
     assert "outcome continue\nwhy the end of the job's time" in (run_dir / "verdict").read_text()
     assert (run_dir / "verdict").stat().st_mtime < min(map(float, re.findall(r"until (\S+)", said)))
     saved = (run_dir / "checkpoints" / "last.ckpt").resolve()
-    assert f"step {int(saved.name[5:])}\n" in (run_dir / "verdict").read_text()
+    step = int(saved.name.split("-")[1])
+    assert f"step {step}\n" in (run_dir / "verdict").read_text()
+
+
+# Of rank 0, a batch takes four minutes by this clock, of other ranks no time. No batch begins before a checkpoint is
+# written, as one that is due meanwhile is saved later.
+FOUR_MINUTES = """
+import os, time
+from types import SimpleNamespace
+from hpc.resume import saving
+from my_research.module import Classifier
+
+now = [0.0]
+saving.time = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    while self.trainer.strategy.is_writing:
+        time.sleep(0.01)
+    now[0] += 240 * (self.global_rank == 0)
+    return before(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
+
+
+def test_a_checkpoint_is_saved_each_ten_minutes_of_any_rank(start: Callable, tmp_path: Path) -> None:
+    words = [*COMMON, "strategy=ddp", "trainer.devices=2", "trainer.max_steps=10", "checkpoint.keep=9"]
+    words += ["checkpoint.monitor=null", "+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    start(tmp_path / "run", 2, words, patch=FOUR_MINUTES)
+    saved = sorted(int(path.name.split("-")[1]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert saved == [3, 6, 9, 10], "after 12, 24 and 36 minutes, and at the end"
 
 
 LONG = """
@@ -284,7 +315,7 @@ def test_a_write_is_waited_for_as_long_as_it_goes_on(
 ) -> None:
     """Let a rank write for much longer than the step timeout, or claim to write without progress."""
     said = start(tmp_path / "run", 2, FEW, patch=LONG.replace("GROWS", str(grows)), code=codes)
-    assert (tmp_path / "run" / "checkpoints" / "step-000000002").exists() is grows
+    assert (tmp_path / "run" / "checkpoints" / "step-000000002-001").exists() is grows
     assert grows or "waiting for a checkpoint to be written" in said
 
 

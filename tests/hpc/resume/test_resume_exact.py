@@ -173,6 +173,13 @@ def on_train_epoch_end(self):
 
 Classifier.on_train_epoch_end = on_train_epoch_end
 """
+# What loaders are made of changes within the epoch, too.
+STAGED_WITHIN = """
+def on_train_batch_end(self, outputs, batch, batch_idx):
+    self.trainer.datamodule.stage += 1 + batch_idx
+
+Classifier.on_train_batch_end = on_train_batch_end
+"""
 ADDED = """
 from my_research.module import Classifier
 
@@ -257,18 +264,17 @@ OwnCallback.on_fit_start, OwnCallback.on_train_batch_end = on_fit_start, on_trai
 """
 )
 PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # these callbacks read a batch
-# State that is copied or drawn when training starts, counted in validations, or changed by the collate function.
+# State that is copied or drawn when training starts, or counted in validations; a collate function that draws.
 STARTED = """
 class Collating:
     __module__ = "my_research.collating"
 
     def __init__(self):
-        self.generator, self.seen = np.random.default_rng(1), 0
+        self.generator = np.random.default_rng(1)
 
     def __call__(self, samples):
-        self.seen += 1
         images, labels = torch.utils.data.default_collate(samples)
-        return [images * (1 + self.seen / 9) + self.generator.normal(), labels]
+        return [images * (1 + float(torch.rand(()))) + self.generator.normal(), labels]
 
 made, begun = Classifier.__init__, Classifier.training_step
 
@@ -294,39 +300,53 @@ Classifier.__init__, Classifier.training_step = __init__, training_step
 Classifier.on_fit_start, Classifier.on_train_start = on_fit_start, on_train_start
 Classifier.on_validation_start = on_validation_start
 """
-# State of the hook that transfers a batch to the device, in the project's DataModule and in a module.
+# The hook that transfers a batch to the device draws, in the project's DataModule and in a module.
 TRANSFERRED = """
 import numpy as np, torch
 from my_research.data import digits
 from my_research.module import Classifier
 
 def changed(self, images):
-    if not self.trainer.training:
-        return images
-    self.moved += 1
-    self.places[1] += 0.2
-    return images + 0.1 * self.moved + float(self.places[1]) + self.moving.normal() + torch.rand(()) + np.random.rand()
+    return images + torch.rand(()) + np.random.rand() if self.trainer.training else images
 
 class Data(digits.Digits):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.moved, self.moving, self.places = 0, np.random.default_rng(3), np.zeros(2)
-
     def prepare_inputs(self, inputs):
         return changed(self, super().prepare_inputs(inputs))
-
-before_moving = Classifier.__init__
-
-def __init__(self, *args, **kwargs):
-    before_moving(self, *args, **kwargs)
-    self.moved, self.moving = 0, np.random.default_rng(3)
-    self.register_buffer("places", torch.zeros(2))
 
 def on_after_batch_transfer(self, batch, dataloader_idx):
     return [changed(self, batch[0]), *batch[1:]]
 """
 OF_DATA = f"{TRANSFERRED}digits.Digits = Data"
-OF_MODULE = f"{TRANSFERRED}Classifier.__init__, Classifier.on_after_batch_transfer = __init__, on_after_batch_transfer"
+OF_MODULE = f"{TRANSFERRED}Classifier.on_after_batch_transfer = on_after_batch_transfer"
+# Batches that follow from more than their samples and random numbers.
+IMPURE = """
+class Numbering:
+    __module__ = "my_research.collating"
+    seen = 0
+
+    def __call__(self, samples):
+        self.seen += 1
+        images, labels = torch.utils.data.default_collate(samples)
+        return [images * (1 + self.seen / 9), labels]
+
+made = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.moved, self.moving, self.quiet = 0, np.random.default_rng(3), [1]
+    self.register_buffer("places", torch.zeros(2))
+
+def on_after_batch_transfer(self, batch, dataloader_idx):
+    self.moved += 1
+    self.places[1] += 0.2
+    return [batch[0] + self.moved + self.moving.normal() + float(self.places[1]), *batch[1:]]
+
+def on_train_batch_end(self, *batch):
+    self.quiet.append(2)
+
+Classifier.__init__, Classifier.on_after_batch_transfer = __init__, on_after_batch_transfer
+Classifier.on_train_batch_end = on_train_batch_end
+"""
 PLATEAU = """
 import torch
 from my_research.module import Classifier
@@ -501,7 +521,7 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         stock(SHUFFLED, "DataLoader(Noisy(16), 8, shuffle=True, generator=self.generator)"),
         [3, 9],
     ),
-    "workers of a validation that would outlive it": (
+    "workers that outlive a validation": (
         PLAIN,
         stock(SHUFFLED, "DataLoader(Noisy(16), 8, num_workers=1, persistent_workers=True)"),
         [9],
@@ -514,6 +534,11 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "data that a stage makes": (
         [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
         stock("DataLoader(Noisy(50, self.stage), 8, shuffle=True)", more=STAGED),
+        [9, 13],
+    ),
+    "data of a stage that goes on within the epoch": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock("DataLoader(Noisy(50, self.stage), 8, shuffle=True)", more=STAGED_WITHIN),
         [9, 13],
     ),
     "parameters that are added while it trains": (["trainer.gradient_clip_val=null"], ADDED, [25]),
@@ -600,6 +625,15 @@ def test_what_making_and_transferring_a_batch_draws_goes_on_on_several_ranks(sta
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+def test_what_else_a_batch_depends_on_is_told_once_at_the_first_save(start: Callable, tmp_path: Path) -> None:
+    patch = stock("DataLoader(Noisy(50), 8, collate_fn=Numbering())", more=IMPURE)
+    words = [*WORDS, *PLAIN, "trainer.max_epochs=1", "checkpoint.every_n_steps=2"]
+    said = start(tmp_path / "run", 1, words, patch=patch)
+    (line,) = (line for line in said.splitlines() if "as a batch is made or moved to the device" in line)
+    names = re.search(r"other values of them: (.*)\. Try: .* in on_train_batch_start$", line)
+    assert names and sorted(names[1].split(", ")) == ["moved", "moving", "places", "seen"], line
+
+
 # The step draws random numbers, as dropout does.
 DRAWING = """
 drawn_step = Classifier.training_step
@@ -607,7 +641,7 @@ Classifier.training_step = lambda self, *batch: drawn_step(self, *batch) * torch
 """
 
 
-def test_workers_of_validation_on_several_ranks_do_not_outlive_it(start: Callable, tmp_path: Path) -> None:
+def test_workers_that_outlive_a_validation_draw_nothing_on_several_ranks(start: Callable, tmp_path: Path) -> None:
     evaluated = "DataLoader(Noisy(16), batch_sampler=Own(), num_workers=1, persistent_workers=True)"
     own = "class Own(list):\n    __init__ = lambda self: list.__init__(self, [[0, 1, 2], [3, 4], [5]])\n"
     patch = stock("DataLoader(Noisy(50), 8, shuffle=True)", evaluated, own + DRAWING)
@@ -678,6 +712,41 @@ def test_a_run_with_new_loaders_in_each_epoch_goes_on_where_it_ended(start: Call
     start(tmp_path / "run", 1, [*words, "trainer.max_epochs=2"], patch=patch)
     start(tmp_path / "run", 1, ["trainer.max_epochs=3"], patch=patch)
     assert_same(tmp_path / "run", tmp_path / "reference")
+
+
+# Values that a checkpoint cannot hold, of which the making of loaders goes on, or which it makes anew.
+TAKEN = """
+from fractions import Fraction
+made = Stock.__init__
+
+def __init__(self, global_batch_size, seed, num_classes):
+    made(self, global_batch_size, seed, num_classes)
+    self.rest, self.folds = Fraction(0), Fraction(0)
+
+def following(self):
+    self.rest += 1
+    self.negatives = (index for index in range(10**9))
+    self.subset = Subset(Noisy(80), range(int(self.rest), 50))
+    self.loader, self.both = DataLoader(self.subset, batch_size=8), [DataLoader(self.subset)] * 2
+    return self.loader
+
+def evaluated(self):
+    self.folds += 1
+    return DataLoader(Noisy(16), batch_size=8)
+
+Stock.__init__, Stock.train_dataloader, Stock.val_dataloader = __init__, following, evaluated
+"""
+
+
+@pytest.mark.parametrize(("reloads", "names"), [("0", {"negatives"}), ("1", {"negatives", "rest", "folds"})])
+def test_what_loaders_are_made_from_and_no_checkpoint_can_hold_is_named(
+    reloads: str, names: set[str], start: Callable, tmp_path: Path
+) -> None:
+    words = [*WORDS, *PLAIN, f"+trainer.reload_dataloaders_every_n_epochs={reloads}", "trainer.max_epochs=2"]
+    said = start(tmp_path / "run", 1, words, patch=stock("") + TAKEN)
+    lines = [line for line in said.splitlines() if "start anew in a resumed run" in line]
+    named = {name.strip() for line in lines for name in line.split(": ")[2].split(". Try")[0].split(",")}
+    assert named == names, said
 
 
 # No batch norm, as its statistics differ between ranks; sums that do not depend on the order of addition.

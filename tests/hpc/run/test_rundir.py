@@ -73,6 +73,7 @@ def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, mon
     assert sorted((tmp_path / "runs").iterdir()) == [first, *(first.with_name(f"{first.name}-{n}") for n in (2, 3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shell", "number"), [(SHELL, 17), (BATCH, 18)])
 def test_each_run_of_a_job_has_a_directory_of_its_own(start: Start, shell: dict[str, str], number: int) -> None:
     dirs = [start(CPU, f"seed={seed}", **shell).name for seed in (1, 2, 2)]
@@ -89,6 +90,7 @@ def test_a_job_that_is_started_again_goes_on_with_the_run_that_it_names(
     assert [event["attempt"] for event in attempt_log.read_starts(run_dir)] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), AGAIN)
 def test_a_job_that_is_started_again_and_names_no_run_begins_no_other(
     start: Start, before: dict[str, str], after: dict[str, str]

@@ -19,7 +19,7 @@ from fork import ENVIRON, PROJECT, free_port, said
 from torch._utils import ExceptionWrapper
 
 from hpc.config import errors as config_errors
-from hpc.run import causes, signals, watchdog
+from hpc.run import causes, signals
 from hpc.run.peers import Peers
 
 pytestmark = pytest.mark.slow
@@ -493,7 +493,7 @@ def test_the_error_of_a_worker_is_told_with_all_lines_of_its_message(note: str) 
         wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
     error = RuntimeError(f"Caught OSError {wrapper.where}.\nOriginal {wrapper.exc_msg}")
     rest = note.replace("\n", ", ")
-    assert watchdog._in_one_line(error) == f"OSError: cannot open: unable to lock file{rest}"
+    assert causes.describe_error(error) == f"OSError: cannot open: unable to lock file{rest}"
 
 
 def test_the_end_of_the_launcher_is_a_warning_and_writing_to_its_pipe_no_error() -> None:

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
-from hpc.resume import continuation
-from hpc.state import attributes, checksums, plain_forms, randomness, structure
+from hpc.resume.initial_values import InitialValues, without_computed
+from hpc.state import attributes, checksums, holder_fields, plain_forms, trainer_settings
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -299,6 +299,22 @@ def odd() -> Any:
     return module
 
 
+def test_a_buffer_of_a_metric_is_each_ranks_own() -> None:
+    def counting() -> Any:
+        module: Any = L.LightningModule()
+        module.mean = MeanMetric()
+        module.mean.register_buffer("num_seen", torch.zeros(()))
+        return module
+
+    module, again = counting(), counting()
+    before = attributes.record_initial(trained(module), module)
+    assert not attributes.find_changed(trained(module), module, initial=before)
+    module.mean.num_seen += 3
+    changed = attributes.find_changed(trained(module), module, initial=before)
+    attributes.restore(trained(again), again, changed=changed)
+    assert [name for _, name, _ in changed] == ["num_seen"] and again.mean.num_seen == 3
+
+
 def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module, again = odd(), odd()
     before = attributes.record_initial(trained(module), module)
@@ -306,7 +322,6 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module.bank.append(1.5)
     module.table["a"] = 7
     module.count[np.int64(3)] += 2
-    module.meters.append(Memory())
     for number, memory in enumerate([*module.meters, module.by_name["a"], *module.by_name[2]]):
         memory.seen.append(number)
     module.by_name["n"] = 9
@@ -324,7 +339,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     assert (Phase.WARM.value, Phase.WARM.name, type(again.pair)) == (1, "WARM", Pair)
     assert again.bank is bank and (list(bank), again.table["a"], again.count[3]) == ([1.5], 7, 2)
     memories = [*again.meters, again.by_name["a"], *again.by_name[2]]
-    assert [list(memory.seen) for memory in memories] == [[number] for number in range(7)]
+    assert [list(memory.seen) for memory in memories] == [[number] for number in range(6)]
     assert (again.ds_weight, again.gradient_norm) == (0.25, 7.0)
     assert again.by_name["n"] == 9 and again.centre.tolist() == [1, 1] and again.seen.tolist() == [0, 4]
     assert again.of_file.tolist() == [0, 6]
@@ -381,62 +396,111 @@ def looks(*_: Any, more: int = 0) -> None: ...
 
 
 def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: pytest.CaptureFixture) -> None:
-    module, again = Layered(), Layered()
+    module = Layered()
     before = attributes.record_initial(trained(module), module)
     module.tracked.increment()
     module.head.register_full_backward_hook(nn.Module._maybe_warn_non_full_backward_hook)  # a library's own
     changed = {(owner, name) for owner, name, _ in attributes.find_changed(trained(module), module, initial=before)}
-    assert not [owner for owner, name in changed if name in (structure.LAYERS, structure.HOOKS)]
+    assert not [owner for owner, name in changed if name in holder_fields.STRUCTURE]
     module.trains()
-    carried(module, again, before)
-    *_, functions, layers = capfd.readouterr().out.splitlines()
-    assert "so they start anew in a resumed run: loss_fn, activation." in functions
-    told = "body.1, forward pre-hooks of body, forward hooks of head, backward hooks of head.weight"
-    assert f"these layers and hooks, which a checkpoint does not hold, so they start anew: {told}." in layers
-    again = Layered()
-    again.trains()  # in on_train_start, say
-    carried(module, again, before)
-    assert "layers and hooks" not in capfd.readouterr().out
+    named: set[str] = set()
+    attributes.print_unsaved(attributes.find_changed(trained(module), module, initial=before), named)
+    layers = {"layers of body", "hooks of body", "hooks of head", "hooks of head.weight"}
+    assert named == {"loss_fn", "activation", *layers}
+    assert "Try: state_dict() and load_state_dict() of the object" in capfd.readouterr().out
 
 
 class Averaging(L.Callback):
     average: Any = None
 
 
-def test_an_average_that_the_first_step_makes_is_there_before_the_first_step() -> None:
-    module, again = Whole(), Whole()
-    callback, its = Averaging(), Averaging()
+def test_objects_that_training_makes_are_told_and_those_beside_them_go_on(capfd: pytest.CaptureFixture) -> None:
+    module, again, callback, its = odd(), odd(), Averaging(), Averaging()
     before = attributes.record_initial(trained(module, callback), module)
     callback.average = deepcopy(module.part).requires_grad_(False)
+    module.meters.append(Memory())
+    module.meters[0].seen.append(7)
+    changed = attributes.find_changed(trained(module, callback), module, initial=before)
+    named: set[str] = set()
+    attributes.print_unsaved(changed, named)
+    assert named == {"average", "meters"}
+    assert "so they start anew in a resumed run: meters, average. Try:" in capfd.readouterr().out
+    attributes.print_unsaved(changed, named)
+    assert not capfd.readouterr().out, "each is told once"
+    carried(module, again, before, callback, now=[its])
+    assert its.average is None and [list(memory.seen) for memory in again.meters] == [[7], [], []]
+
+
+def test_an_average_that_is_made_before_training_goes_on() -> None:
+    module, again, callback, its = Whole(), Whole(), Averaging(), Averaging()
+    for averaging, network in ((callback, module), (its, again)):
+        averaging.average = deepcopy(network.part).requires_grad_(False)
+    before = attributes.record_initial(trained(module, callback), module)
     callback.average.weight.data.fill_(5)
     carried(module, again, before, callback, now=[its])
     assert its.average.weight.tolist() == [5, 5] and not its.average.weight.requires_grad
     assert again.part.weight.tolist() == [1, 1] and again.part.weight.requires_grad
 
 
-def test_copies_of_the_first_weights_go_on_and_numbers_that_follow_the_trainer_do_not() -> None:
+def started(module: Any, trainer: Any) -> InitialValues:
+    """Begin training: a sanity check counts, and hooks copy weights, and set numbers, a folder and an object."""
+    initial = InitialValues()
+    initial.given(trainer, module)
+    names = (*trainer_settings.TRAINER_SETTINGS, "lightning_module")
+    vars(trainer).update(dict.fromkeys(names), lightning_module=module)
+    module.validated = module.__dict__.get("validated", 0) + 1
+    module.first = {"weight": module.part.weight.detach().clone()}
+    module.total, module.folder, module.drawn, module.odd = trainer.max_epochs * 10, "/here", torch.rand(()), lambda: 0
+    module.memory = Memory()
+    initial.begin_training(trainer, module)
+    return initial
+
+
+def test_what_hooks_have_set_until_training_began_is_saved_and_told_apart() -> None:
     module: Any = Whole()
-    again: Any = Whole()
-    for one in (module, again):
-        one.first, one.total = None, 0
-    before = attributes.record_initial(trained(module), module)
-    module.first, module.total = {"weight": module.part.weight.detach().clone()}, 32
-    carried(module, again, attributes.record_initial(trained(module), module, before=before))
-    assert again.first["weight"].tolist() == [1, 1] and again.total == 0
+    trainer = trained(module)
+    trainer.max_epochs = 3
+    initial = started(module, trainer)
+    module.memory.seen.append(3)
+    module.total += 1
+    changed, of_start = initial.changed(trainer, module)
+    forms = {name: form for _, name, form in changed}
+    assert forms.keys() == {
+        "validated",
+        "first",
+        "total",
+        "folder",
+        "drawn",
+        "memory",
+        "seen",
+    }  # the odd one is made again
+    assert forms["total"] == 31 and {name for _, name in of_start} == forms.keys() - {"total", "seen"}
+    module.odd = lambda: 1
+    named: set[str] = set()
+    attributes.print_unsaved(initial.changed(trainer, module)[0], named)
+    assert named == {"odd"}
 
 
-def test_on_train_start_draws_what_it_drew_when_the_run_began() -> None:
-    class Drawing(Whole):
-        def on_train_start(self) -> None:
-            drawn.append(torch.rand(()).item())
-
-    module, drawn = Drawing(), []
-    began = randomness.plain_state()
-    first, then = torch.rand(()).item(), randomness.plain_state()
-    continuation.replay_train_start_randomness(began, module)
-    module.on_train_start()
-    assert drawn == [first] and torch.equal(randomness.plain_state()["torch"], then["torch"])
-    assert "on_train_start" not in vars(module)
+@pytest.mark.parametrize("is_same_plan", [True, False])
+def test_numbers_of_another_length_of_training_are_those_that_its_hooks_have_set(
+    is_same_plan: bool, capfd: pytest.CaptureFixture
+) -> None:
+    """Check that a drawn number goes on, a folder never does, and copies of weights always do."""
+    module, again = Whole(), Whole()
+    trainer, its = trained(module), trained(again, is_global_zero=True)
+    trainer.max_epochs, its.max_epochs = 3, 3 if is_same_plan else 5
+    changed, of_start = started(module, trainer).changed(trainer, module)
+    with torch.no_grad():
+        again.part.weight.add_(1)
+    initial: Any = started(again, its)
+    again.folder = "/there"
+    places: Any = {(owner, name) for owner, name in of_start}
+    left = without_computed(its, again, changed=changed, of_start=places, is_same_plan=is_same_plan)
+    attributes.restore(its, again, changed=left)
+    assert again.first["weight"].tolist() == [1, 1] and torch.equal(again.drawn, module.drawn)
+    assert (again.total, again.folder) == (30 if is_same_plan else 50, "/there") and initial
+    note = "note: these attributes are as hooks set them when training starts, not as in the checkpoint"
+    assert f"{note}: {'folder' if is_same_plan else 'total, folder'}\n" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.complex128, torch.uint8])
@@ -482,7 +546,7 @@ def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch:
     with FakeTensorMode():  # as if there were a GPU
         kept = plain_forms.to_plain_on_host({"there": torch.ones(2, device="cuda"), "here": [torch.ones(2)]})
     assert kept["there"][plain_forms.KIND] == plain_forms.ON_DEVICE and isinstance(kept["here"][0], torch.Tensor)
-    assert plain_forms.tensor_of_form(kept["there"]).device.type == "cpu"
+    assert kept["there"]["parts"][0].device.type == "cpu"
     owner = SimpleNamespace()
     form = {"there": {plain_forms.KIND: plain_forms.ON_DEVICE, "parts": [torch.ones(2)]}, "here": [torch.ones(2)]}
     plain_forms.set_attribute(owner, "losses", form=form, device="meta")

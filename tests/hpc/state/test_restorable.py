@@ -90,7 +90,7 @@ FORGED = [
 def test_what_the_config_gave_is_not_set(owner: str, name: str, form: Any, capfd: pytest.CaptureFixture) -> None:
     trainer, module = made()
     before = shown_state(trainer, module)
-    attributes.restore_data(trainer, module, changed=[(owner, name, form)])
+    attributes.restore_silently(trainer, module, changed=[(owner, name, form)])
     attributes.restore(trainer, module, changed=[(owner, name, form)])
     assert shown_state(trainer, module) == before
     assert "start anew" in capfd.readouterr().out
@@ -115,7 +115,7 @@ def test_what_training_changes_is_set() -> None:
 def test_nothing_that_the_projects_own_data_were_given_is_set(name: str, form: Any) -> None:
     trainer, module = made()
     trainer.datamodule = data = staged_data.StagedDataModule(global_batch_size=2)
-    attributes.restore_data(trainer, module, changed=[("DataModule", name, form)])
+    attributes.restore_silently(trainer, module, changed=[("DataModule", name, form)])
     assert (data.stage, data.node_local, data.num_workers) == (False, None, 0)
 
 

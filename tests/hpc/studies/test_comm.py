@@ -63,6 +63,7 @@ def test_a_job_of_pbs_runs_it_on_each_rank(desk: Desk) -> None:
     assert '"$code/tools/comm.py" resume="$run_dir"' in (desk.runs()[0] / "job.sh").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["slurm", "pbs"])
 def test_it_runs_again_as_it_was_and_never_as_training(cluster: str, desk: Desk) -> None:
     shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
@@ -81,6 +82,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
     assert typed(desk, "trainer=ddp", "cluster=slurm", "--wait", "run_dir=another") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

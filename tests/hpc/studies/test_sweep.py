@@ -45,6 +45,7 @@ def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
     assert all(Path(cfg.run_dir).parent == FOLDER for cfg in cfgs)
 
 
+@pytest.mark.slow
 def test_where_only_values_differ_hydra_composes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the configs are those that Hydra would compose one by one."""
     calls = []
@@ -60,6 +61,7 @@ def test_where_only_values_differ_hydra_composes_once(monkeypatch: pytest.Monkey
         ([*values, "cluster=slurm"], 1),
         (["seed=1,2,3", "trainer=ddp,gpu", "name=a,'${seed}'"], 2),
         (["+model.network.extra={a: 1},{b: 2}"], 2),
+        (["trainer.precision=16,32"], 2),  # 16-mixed and 32-true
     ):
         members = sweep.compose_members(typed, FOLDER)
         assert len(calls) == count, typed
@@ -93,6 +95,7 @@ def test_without_multirun_several_values_are_rejected(desk: Desk) -> None:
     assert desk.err.startswith("ConfigError: ") and "--multirun" in desk.err and desk.runs() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", [False, True])
 def test_members_share_one_copy_of_the_code_and_one_check_of_room(
     search: bool, desk: Desk, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +155,7 @@ def test_a_sweep_is_one_array(desk: Desk) -> None:
     assert "--array" not in desk.noted("sbatch.script")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "words"),
     [

@@ -82,6 +82,7 @@ def interrupt(desk: Desk, words: Sequence[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 def test_a_rejection_changes_nothing(busy: Desk, subtests: Any) -> None:
     """Try each command with sbatch, and some of them with a qsub that hangs or is killed."""
     cluster = os.environ["CLUSTER_OF_TEST"]
@@ -99,6 +100,7 @@ def test_a_rejection_changes_nothing(busy: Desk, subtests: Any) -> None:
     assert not any(busy.noted(f"{name}.argv") for name in ("scontrol", "qrls")), "no job was released"
 
 
+@pytest.mark.slow
 def test_a_changed_run_is_held_until_its_files_are_there(busy: Desk) -> None:
     is_slurm = os.environ["CLUSTER_OF_TEST"] == "slurm"
     seen = [busy.bin / f"config at {moment}" for moment in ("submission", "release")]
@@ -115,6 +117,7 @@ def test_a_changed_run_is_held_until_its_files_are_there(busy: Desk) -> None:
     assert f"warning: this failed (down). Try: {'scontrol release' if is_slurm else 'qrls'} 18" in busy.err
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_change_is_not_held(busy: Desk) -> None:
     assert busy.type("resume=mine") == 0 and not busy.noted("scontrol.argv") and not busy.noted("qrls.argv")
 
@@ -182,6 +185,7 @@ def changed(file: Path, old: Path, new: Path) -> bool:
     return content == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "fix"),
     [
@@ -201,6 +205,7 @@ def test_the_key_that_a_rejection_is_about_is_named(message: str, fix: str, desk
     assert f"  Try: {fix}" in desk.err
 
 
+@pytest.mark.slow
 def test_the_environment_is_renewed_where_the_one_of_the_script_is_gone(desk: Desk, tmp_path: Path) -> None:
     """Check a run whose project was moved, with its environment, after it was queued; its code is its own."""
     for cluster in ("slurm", "pbs"):

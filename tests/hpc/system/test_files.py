@@ -39,6 +39,15 @@ def test_a_file_that_cannot_be_written_to_the_end_is_not_there(tmp_path: Path) -
     assert (tmp_path / "part").read_bytes() == b"all" and len([*tmp_path.iterdir()]) == 1
 
 
+def test_a_text_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    files.write_atomically(tmp_path / "verdict", "continue", is_durable=True)
+    with pytest.raises(UnicodeEncodeError):
+        files.write_atomically(tmp_path / "verdict", "\udcff")
+    assert (tmp_path / "verdict").read_text() == "continue" and len([*tmp_path.iterdir()]) == 1
+    files.write_atomically(tmp_path / "verdict", "\udcff", errors="replace")
+    assert (tmp_path / "verdict").read_text() == "?" and len([*tmp_path.iterdir()]) == 1
+
+
 def test_json_that_is_too_deep_is_damaged_json() -> None:
     with pytest.raises(ValueError, match="too deeply"):
         files.parse_json("[" * 100_000)

@@ -105,6 +105,8 @@ def train_dataloader(self):
 Data.train_dataloader = train_dataloader
 """
 OWN_DATASET = "Data.train_dataloader = lambda self: DataLoader(Points(48 - 8 * self.trainer.global_rank), batch_size=4)"
+# As many batches on each rank, but the last one is another.
+SHORTER = "Data.train_dataloader = lambda self: DataLoader(Points(48 - self.trainer.global_rank), batch_size=4)"
 OWN_STREAM = """
 class Batches:
     stream_splits = "ranks"
@@ -120,6 +122,7 @@ Data.train_dataloader = lambda self: Batches(5 if self.trainer.global_rank else 
 UNEVEN = {
     "sampler": (OWN_SAMPLER, 2, "must have equally many batches on all ranks", "it has 5 on one and 8 on another"),
     "dataset": (OWN_DATASET, 2, "must have equally many batches on all ranks", "it has 5 on one and 6 on another"),
+    "shorter": (SHORTER, 2, "SequentialSampler must give all ranks the same order of samples", "different orders"),
     "stream": (OWN_STREAM, 0, "note: rank 0 has batches left after 5", "all ranks end the epoch there"),
 }
 
@@ -182,7 +185,7 @@ Data.train_dataloader = lambda self: DataLoader(Points(), batch_size=4, shuffle=
 
 @pytest.mark.parametrize(
     ("num_ranks", "workers", "codes"),
-    [(1, 1, [1]), (2, 1, [1, 86]), pytest.param(1, 0, [1], marks=pytest.mark.soak)],
+    [(1, 1, [1]), (2, 1, [86, 1]), pytest.param(1, 0, [1], marks=pytest.mark.soak)],
 )
 def test_an_error_in_a_sample_names_its_index(
     num_ranks: int, workers: int, codes: list[int], start: Callable[..., str], tmp_path: Path

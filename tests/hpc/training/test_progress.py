@@ -15,8 +15,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils._pytree import LeafSpec
 
-from hpc.resume.trainer import LIBRARIES_WARNINGS, is_no_advertisement
 from hpc.training import progress
+from hpc.training.progress import LIBRARIES_WARNINGS, is_no_advertisement
 
 
 class Logs(BoringModel):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(
     for step in (10, 20, 30):
         written(tmp_path, step)
     for step in (20, 30):
-        DAMAGE[what](on_disk.checkpoint_path(tmp_path, step))
+        DAMAGE[what](on_disk.checkpoint_path(tmp_path, step, 1))
     assert went_on(start(tmp_path)) == (1, 10)
     told = [line for line in capsys.readouterr().out.splitlines() if "is damaged and not used" in line]
     assert sorted(step for step in (10, 20, 30) for line in told if f"{step:09}" in line) == [20, 30]
@@ -155,9 +156,16 @@ def test_a_run_that_got_somewhere_does_not_start_anew(left: str, start: Begin, t
     assert went_on(start(run_dir))[1] is None
 
 
+def test_a_folder_in_the_place_of_a_link_is_answered_before_anything_is_written(start: Begin, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    shutil.copytree(written(tmp_path, 10), tmp_path / "checkpoints" / on_disk.LAST)
+    said = rejection(start(tmp_path))
+    assert "last.ckpt" in said and "must be a link" in said and f"rm -r {tmp_path}/checkpoints/last.ckpt" in said
+
+
 def test_an_attempt_that_ended_before_its_first_checkpoint_may_be_repeated(start: Begin, tmp_path: Path) -> None:
     note(tmp_path, 1, 0)
-    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 10))
+    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 10, 1))
     assert went_on(start(tmp_path)) == (2, None)
 
 
@@ -205,7 +213,10 @@ def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Pa
 
 def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
     """Start a run within a run, as a hook that evaluates a checkpoint does: it inherits all variables."""
-    inherited = {starting_point.BEGUN_VARIABLE: "1 /run/checkpoints/step-000000001", directory.RUN_DIR_VARIABLE: "/run"}
+    inherited = {
+        starting_point.BEGUN_VARIABLE: "1 /run/checkpoints/step-000000001-001",
+        directory.RUN_DIR_VARIABLE: "/run",
+    }
     for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
         environ = {**inherited, "LOCAL_RANK": rank}
         starting_point.forget_parent_run(placement.read_placement(environ), environ)

@@ -88,7 +88,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, TensorDataset
 
 import train
-from hpc.config import compose, project
+from hpc.config import compose, project, signatures
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.resume import trainer as trainers
@@ -99,6 +99,7 @@ from my_research import module
 from my_research.data import digits
 
 CALLS = Counter()
+signatures.is_training = True  # as `rank_process` does
 
 class Line(L.LightningModule):
     def __init__(self, **options):

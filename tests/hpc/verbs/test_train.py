@@ -241,7 +241,7 @@ def test_ctrl_c_stops_all_ranks_between_two_steps_and_says_how_to_go_on(tmp_path
     assert said.count("Ctrl-C: the run stops after this step and saves.") == 1
     step = int(said.split("stopped at step ")[1].split(":")[0])
     assert said.endswith(f"run directory {run_dir}\nto continue: python train.py resume='{run_dir}'\n")
-    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}"
+    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}-001"
     assert (run_dir / "verdict").read_text() == f"attempt 1\nstep {step}\noutcome continue\nwhy Ctrl-C\n"
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hpc.strategies.gradients import split_groups_by_mesh
 from hpc.training.module import InitialGroupsLambdaLR, NetworkModule, make_float64_mean_metric
-from hpc.training.parallel import split_groups_by_mesh
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
