@@ -114,8 +114,9 @@ def match_groups(lists: list[list[Any]], module: nn.Module, optimizer: Optimizer
     groups = saved["param_groups"]
     parameters = {weights.without_compile_prefix(name): parameter for name, parameter in module.named_parameters()}
     number_of = {parameters[name]: number for number, group in enumerate(groups) for name in group["params"]}
-    numbers = [number_of.get(next(iter(group["params"]), None)) for group in optimizer.param_groups]
-    if numbers == list(range(len(groups))) or None in numbers:
+    first = [group["params"][0] for group in optimizer.param_groups if group["params"]]
+    numbers = [number_of[parameter] for parameter in first if parameter in number_of]
+    if numbers == list(range(len(groups))) or len(numbers) < len(optimizer.param_groups):
         return
     for values in lists:
         if len(values) == len(groups):

@@ -48,6 +48,7 @@ class CheckpointMixin:
 
     lightning_module: Any
     optimizers: Any
+    lr_scheduler_configs: Any
     broadcast: Any
     precision_plugin: Any
     global_rank: int
