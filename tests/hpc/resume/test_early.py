@@ -105,7 +105,7 @@ def test_never_at_different_steps_and_always_soon(
         ranks.wants = [rank in callers for rank in range(num_ranks)]
         if not any(ranks.wants):
             ranks.wants[0] = True
-        # Of 3,000 draws the slowest takes 80 turns, and where a step takes twenty turns, 506.
+        # All ranks may have to take some twenty steps, and at 0.05 steps a turn one takes twenty turns.
         before, limit = len(ranks.agreed), 200 if steps_per_turn >= 1 else 1000
         while len(ranks.agreed) == before and limit:
             goes_on(1)
