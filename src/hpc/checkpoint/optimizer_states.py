@@ -112,7 +112,7 @@ def restore(module: nn.Module, optimizer: Optimizer, *, name: str, saved: Mappin
 def match_groups(lists: list[list[Any]], module: nn.Module, optimizer: Optimizer, *, saved: Mapping[str, Any]) -> None:
     """Change lists in place: from a value for each saved group to one for each present group of the optimizer.
 
-    Tensor parallelism splits groups of parameters, so a run that moves to it or from it has other groups than were saved.
+    Tensor parallelism splits groups, so a run that moves to it or from it has other groups than were saved.
     """
     groups = saved["param_groups"]
     parameters = {weights.without_compile_prefix(name): parameter for name, parameter in module.named_parameters()}
