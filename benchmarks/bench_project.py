@@ -131,6 +131,12 @@ def make_project(folder: Path) -> Path:
     return project
 
 
+def use_project(project: Path) -> None:
+    """Make a project's modules importable, and the library for it: here, and in child processes of multiprocessing."""
+    sys.path.insert(0, str(project / "src"))
+    os.environ["HPC_PROJECT"] = str(project)
+
+
 def clean_environ(threads: int = 1) -> dict[str, str]:
     """Return the environment without this user's settings for Python; the benchmarks' modules can be imported in it."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

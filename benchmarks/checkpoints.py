@@ -6,7 +6,6 @@ for gradients. Segments with and without the agreement, and saves and bare copie
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from bench_project import use_project
 from cookiecutter.main import cookiecutter
 from result_rows import make_row, print_and_save
 
@@ -48,7 +48,7 @@ def measure(
 
 
 def _run_rank(rank: int, benchmark: Callable[..., Any], num_ranks: int, project: str, out: Path) -> None:
-    sys.path.insert(0, f"{project}/src")
+    use_project(Path(project))
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{project}/meet-{benchmark.__name__}", rank=rank, world_size=num_ranks

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_project import use_project
 from cookiecutter.main import cookiecutter
 from result_rows import make_row, print_and_save
 from tokenizers import ByteLevelBPETokenizer
@@ -46,7 +47,7 @@ def main() -> None:
     ):
         folder = Path(made)
         project = cookiecutter(str(TEMPLATE), no_input=True, default_config=True, output_dir=made)
-        sys.path.insert(0, f"{project}/src")
+        use_project(Path(project))
         make_photos(folder / "photos")
         rows = []
         for size, batch in ((64, 128), (224, 64)):

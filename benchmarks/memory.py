@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_project import make_project
+from bench_project import make_project, use_project
 from result_rows import make_row, print_and_save
 
 COUNTERS = Path(__file__).resolve().parents[1] / "tests" / "hpc"  # the folder of tracked.py
@@ -50,7 +50,7 @@ def main() -> None:
         project = (arguments.project or make_project(Path(folder))).resolve()
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(
-            num_workers, spawn, add_to_path, (project,), max_tasks_per_child=cases_per_worker
+            num_workers, spawn, prepare_worker, (project,), max_tasks_per_child=cases_per_worker
         ) as pool:
             sizes = dict(zip(cases, pool.map(partial(compare_memory, gpu=arguments.gpu), cases), strict=True))
     for (network, precision, is_checkpointed, batch), (planned, counted) in sizes.items():
@@ -59,9 +59,10 @@ def main() -> None:
     print_and_save(make_rows(sizes, gpu=arguments.gpu), arguments.out)
 
 
-def add_to_path(project: Path) -> None:
+def prepare_worker(project: Path) -> None:
     """Make importable the modules of a project, and the counters of the tests of hpc."""
-    sys.path[:0] = [str(project / "src"), str(COUNTERS)]
+    use_project(project)
+    sys.path.insert(0, str(COUNTERS))
 
 
 def compare_memory(case: Case, gpu: bool) -> tuple[float, float | None]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_project import Command, make_project, plain_command, project_command
+from bench_project import Command, make_project, plain_command, project_command, use_project
 from result_rows import make_row, print_and_save
 from turns import measure_turns
 
@@ -119,7 +119,7 @@ def utilization_rows(
     name: str, flops: float, seconds: Sequence[float], *, goal: float | None, project: Path
 ) -> list[dict[str, Any]]:
     """Return a row with the model FLOPs utilization in percent; no row if the peak of the device is unknown."""
-    sys.path.insert(0, str(project / "src"))
+    use_project(project)
     from hpc.jobs.hardware import peak_flops
 
     peak_flops = peak_flops(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None

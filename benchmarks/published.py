@@ -2,7 +2,6 @@
 
 import argparse
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,16 +58,12 @@ def main() -> None:
 
 @contextmanager
 def baked_project() -> Iterator[None]:
-    """Bake a project and make its modules importable within the block."""
-    from bench_project import make_project
+    """Bake a project, and use it within the block."""
+    from bench_project import make_project, use_project
 
     with tempfile.TemporaryDirectory() as folder:
-        path = str(make_project(Path(folder)) / "src")
-        sys.path.insert(0, path)
-        try:
-            yield
-        finally:
-            sys.path.remove(path)
+        use_project(make_project(Path(folder)))
+        yield
 
 
 def read_runs() -> Iterator[PublishedRun]:
