@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure_sampler(project: Path, folder: Path) -> list[dict[str, Any]]:
-    environ = clean_environ() | {"PYTHONPATH": str(project / "src"), "HPC_PROJECT": str(project)}
+    environ = clean_environ() | {"PYTHONPATH": str(project / "src")}
     seconds = []
     for number in range(ROUNDS):
         command = [sys.executable, "-c", PROGRAM, str(folder / f"run-{number}"), str(SAMPLES)]

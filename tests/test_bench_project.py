@@ -10,7 +10,6 @@ from conftest import REPO
 BENCHMARKS = REPO / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import monitor
 from bench_project import make_project
 
 IMPORT = re.compile(r"^ *(from (?:hpc|my_research)[\w.]* import .+)$", re.MULTILINE)
@@ -30,12 +29,3 @@ def test_what_benchmarks_import_exists(project: Path, tmp_path: Path, run) -> No
     script.write_text("\n".join([*lines, *sorted(imports)]), encoding="utf-8")
     done = run([sys.executable, str(script)], tmp_path, env={"PYTHONPATH": str(BENCHMARKS)})
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.slow
-def test_the_sampler_of_a_node_is_measured(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "ROUNDS", 1)
-    monkeypatch.setattr(monitor, "SAMPLES", 1)
-    monkeypatch.chdir(tmp_path)
-    share, seconds = monitor.measure_sampler(project, tmp_path)
-    assert share["value"] > 0 and seconds["value"] > 0
