@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-BENCHMARKS = REPO / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(REPO / "benchmarks"))
 
 from bench_project import make_project
 
+BENCHMARKS = REPO / "benchmarks"
 IMPORT = re.compile(r"^ *(from (?:hpc|my_research)[\w.]* import .+)$", re.MULTILINE)
 
 
