@@ -107,25 +107,34 @@ def tokens(folder: Path) -> Path:
 
 
 def measure_compiled(project: Path, folder: Path) -> list[dict[str, Any]]:
-    """Measure the first step with torch.compile: of a first run, and of a second one that finds its cache."""
-    ratios, first_runs = [], []
+    """Measure the first step with torch.compile: of a first run, of a second one on its node, and on another node."""
+    same, other, first_runs = [], [], []
     for number in range(2):
-        cold, warm = (
-            first_step_seconds(project, folder, name=f"{name}-{number}", cache=f"cache-{number}")
-            for name in ("cold", "warm")
+        first, *seconds = (
+            first_step_seconds(
+                project, folder, name=f"{name}-{number}", node=f"{node}-{number}", cache=f"cache-{number}"
+            )
+            for name, node in (("first", "node1"), ("same", "node1"), ("other", "node2"))
         )
-        ratios.append(warm / cold)
-        first_runs.append(cold)
+        first_runs.append(first)
+        for ratios, value in zip((same, other), seconds, strict=True):
+            ratios.append(value / first)
     return [
-        make_row("first step with torch.compile, of a second run over the first run's", ratios, "x", 0.15),
+        make_row("first step with torch.compile, of a second run on a node over the first run's", same, "x", 0.15),
+        make_row("the same on another node, where C++ is compiled again (none on GPUs)", other, "x"),
         make_row("first step with torch.compile, first run", first_runs, "s"),
     ]
 
 
-def first_step_seconds(project: Path, folder: Path, *, name: str, cache: str) -> float:
-    """Return the seconds of the first step. The cache is kept as a job on another node would find it."""
-    folders = {"folder": folder / cache, "node_local": folder / f"{name}-node"}
-    folders["node_local"].mkdir()
+def first_step_seconds(project: Path, folder: Path, *, name: str, node: str, cache: str) -> float:
+    """Return the seconds of the first step.
+
+    Args:
+        node: the name of the node's own storage.
+        cache: the name of the folder that all nodes see.
+    """
+    folders = {"folder": folder / cache, "node_local": folder / node}
+    folders["node_local"].mkdir(exist_ok=True)
     words = [f"callbacks.compile_cache.{key}={path}" for key, path in folders.items()]
     words += ["strategy.compile=true", "trainer.max_steps=2"]
     command, environ = gpt_command(project, folder, name, *words)
