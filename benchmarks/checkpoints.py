@@ -79,21 +79,21 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
             is_due = False
             if has_agreement:
                 before = time.perf_counter()
-                is_due = agreement.is_due(step)
+                is_due = agreement.is_due()
                 agreeing_seconds += time.perf_counter() - before
             if is_due:
                 dist.barrier()  # otherwise the next step waits for late ranks
                 before = time.perf_counter()
-                agreement.all_reduce_requests(step, RankRequest())
+                agreement.all_reduce_requests(RankRequest())
                 agreeing_seconds += time.perf_counter() - before
                 num_agreements += 1
             elif not has_agreement and step % STEPS_BETWEEN_AGREEMENTS == 0:
                 dist.barrier()
         return time.perf_counter() - start_time, agreeing_seconds, num_agreements
 
-    run_segment(True)  # agreements are frequent in the first steps
     for _ in range(SEGMENTS):
-        agreement.next_step = step + 1
+        agreement.restart()
+        run_segment(True)  # not measured: agreements are frequent in the first steps
         seconds, agreeing_seconds, num_agreements = run_segment(True)
         seconds_without, _, _ = run_segment(False)
         shares.append(100 * agreeing_seconds / seconds)
