@@ -45,9 +45,10 @@ def register(configs: Path | None = None) -> None:
     store: Any = ConfigStore.instance()
     for path, values in all_defaults().items():
         group, _, name = path.rpartition("/")
+        folder = store.repo.setdefault(group, {}) if group else store.repo
         if configs and (configs / f"{path}.yaml").is_file():
-            (store.repo[group] if group else store.repo).pop(f"{name}.yaml", None)
-        else:
+            folder.pop(f"{name}.yaml", None)
+        elif f"{name}.yaml" not in folder:
             store.store(name=name, node=OmegaConf.create(values), group=group or None, provider="hpc")
 
 

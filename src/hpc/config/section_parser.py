@@ -1,7 +1,7 @@
 """Make the dataclass of a section from its node, with the errors of all its values."""
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any
 
@@ -68,12 +68,13 @@ def read_values(schema: type, node: DictConfig, *, name: str) -> tuple[dict[str,
     """
     values: dict[str, Any] = {}
     problems: list[ConfigError] = []
+    raw: Any = OmegaConf.to_container(node, resolve=False)
     for field in fields(schema):
         if field.name in SET_BY_PARSER or (not name and field.name in SECTIONS):
             continue
         try:
             if field.name in node:
-                values[field.name] = _typed_value(schema, node, field.name, field.type, join_key(name, field.name))
+                values[field.name] = _typed_value(schema, node, field, join_key(name, field.name), raw[field.name])
             elif OmegaConf.is_missing(node, field.name):
                 values[field.name] = None  # ???, which another error names
             elif _is_composed(field):
@@ -95,12 +96,16 @@ def _validator(schema: type) -> DictConfig:
     return OmegaConf.structured(schema)
 
 
-def _typed_value(schema: type, node: DictConfig, key: str, kind: Any, full_key: str) -> Any:
-    """Return the value of one key, converted to its type `kind`.
+def _typed_value(schema: type, node: DictConfig, field: Field[Any], full_key: str, raw: object) -> Any:
+    """Return the value of one key, converted to the type of its field.
+
+    Args:
+        raw: the value without its references resolved.
 
     Raises:
         ConfigError: the value cannot be resolved, or is of another type.
     """
+    key, kind, text = field.name, field.type, str(raw)
     try:
         value = node.get(key)
         if kind is not Any and OmegaConf.is_config(value):
@@ -112,7 +117,6 @@ def _typed_value(schema: type, node: DictConfig, key: str, kind: Any, full_key: 
         raise ConfigError(full_key, None, rule, f"{full_key}=<value>") from None
     if kind is Any:
         return value
-    text = str(OmegaConf.to_container(node, resolve=False)[key])  # type: ignore[index]
     if isinstance(value, str) and "${oc.env:" in text and kind not in (str, str | None):
         rule = f"must not be text, which {text} is"
         name = re.sub(r"^.*?oc\.env:\s*|[\s,}].*$", "", text)

@@ -50,9 +50,12 @@ class RankSteps:
     batch_effects: BatchEffects | None = None
     share = 1.0
     _is_in_training_step = False
+    _has_transfer_hooks = False
 
     def on_train_start(self) -> None:
         super().on_train_start()  # type: ignore[misc]
+        owners = self.lightning_module, getattr(self.lightning_module.trainer, "datamodule", None)
+        self._has_transfer_hooks = any(map(has_transfer_hooks, owners))
         self._note_unweighted_samples()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,8 +79,7 @@ class RankSteps:
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = self.lightning_module.trainer
         with ExitStack() as stack:
-            owners = self.lightning_module, getattr(trainer, "datamodule", None)
-            if trainer.training and any(map(has_transfer_hooks, owners)):
+            if trainer.training and self._has_transfer_hooks:
                 self._draw_noise(stack, "transfer", trainer.fit_loop.epoch_loop.batch_idx, also_alone=True)
                 if self.batch_effects is not None:
                     stack.enter_context(self.batch_effects.watch(OF_ALL))
