@@ -135,7 +135,7 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
             states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
             tensors = [*module.parameters(), *states]
             start_time = time.perf_counter()
-            trainer.save_checkpoint(on_disk.checkpoint_path(project / "run", trainer.global_step))
+            trainer.save_checkpoint(on_disk.checkpoint_path(project / "run", trainer.global_step, attempt=1))
             stall_seconds = time.perf_counter() - start_time
             trainer.strategy.writer.wait()
             write_seconds = time.perf_counter() - start_time
