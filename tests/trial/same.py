@@ -11,10 +11,12 @@ from typing import Any
 from trial.curves import curves_differ
 
 # In meta.pt times and the number of the attempt differ between equal runs. So do Lightning's batch counts of
-# interrupted validations, which it does not use, and the planned length of training when it was saved.
+# interrupted validations, which it does not use, and the planned length of training when it was saved. DeepSpeed never
+# sets the padding at the end of a ZeRO-3 partition: its weights are compared as `weights.read` gives them, without it.
 OWN = re.compile(
     r"^meta\.pt .*(attempt|'Timer|time_elapsed|seconds|val_loop\.batch_progress|'Hyperparameters.*length"
     r"|\['position'\]\['ends'\])"
+    r"|\['fp32_flat_groups'\]"
 )
 # Logs, claims, attempts and samples of nodes; earlier forms of the config; the words typed last.
 UNLIKE_FILES = re.compile(
