@@ -201,7 +201,8 @@ class Resume(StopsEvaluations):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.state_to_save(trainer, pl_module, initial=self.initial)
-        checkpoint["unused"] = trainer.strategy.unused_to_save() if isinstance(trainer.strategy, DDP) else None
+        if isinstance(trainer.strategy, DDP):
+            checkpoint |= {"unused": trainer.strategy.unused_to_save(), "frozen": sorted(trainer.strategy.frozen or ())}
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
         if trainer.is_global_zero:
             self._batch_effects.print_names(self.initial.named_unsaved)
@@ -215,7 +216,7 @@ class Resume(StopsEvaluations):
         unsupported.reject_paths_outside(checkpoint)
         position, self.saver.is_averaged = checkpoint["position"], checkpoint["averaged"]
         if isinstance(trainer.strategy, DDP):
-            trainer.strategy.unused = checkpoint.get("unused")
+            trainer.strategy.unused, trainer.strategy.frozen_before = checkpoint.get("unused"), checkpoint.get("frozen")
         num_skipped = skipped_samples.num_skipped_batches(
             self.run.run_dir, position["stepped"], attempt=checkpoint["attempt"]
         )

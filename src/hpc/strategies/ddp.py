@@ -52,7 +52,7 @@ class DDP(
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Let DDP look for unused parameters from the first step on before which one has been frozen."""
-        self._register_unfrozen(self.frozen or {})  # wraps the module anew, so before this step decides who averages
+        self.note_unfrozen()  # wraps the module anew, so before this step decides who averages
         if self.unused is not None and (names := self.newly_frozen()):
             self.unused = names
             self._wrap_again()

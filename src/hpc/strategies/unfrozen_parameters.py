@@ -1,5 +1,6 @@
 """Parameters that a module freezes when training starts and releases later: all ranks must train them together."""
 
+from collections.abc import Collection
 from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
@@ -11,10 +12,12 @@ class TracksUnfrozenParameters:
 
     Attributes:
         frozen: parameters by name that have been frozen ever since training started; None: it is just starting.
+        frozen_before: names of those in the run that is resumed; None: nothing is resumed.
     """
 
     lightning_module: Any
     frozen: dict[str, nn.Parameter] | None = None
+    frozen_before: Collection[str] | None = None
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Train these parameters from now on, on all ranks.
@@ -27,21 +30,29 @@ class TracksUnfrozenParameters:
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
-            parameters, self.frozen = dict(self.lightning_module.named_parameters()), None
-            self._register_unfrozen(parameters)
+            named, self.frozen = dict(self.lightning_module.named_parameters()), None
+            self.on_unfrozen([name for name, parameter in named.items() if parameter.requires_grad])
+            self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._register_unfrozen(self.frozen or {})
+        self.note_unfrozen()
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+    def note_unfrozen(self) -> None:
+        """Call `on_unfrozen` with parameters that are trained from this step on, or were before the run was resumed.
+
+        A parameter in the place of a frozen one is trained, too, unless it is frozen.
+        """
+        if not self.frozen:
+            return
+        present = dict(self.lightning_module.named_parameters())
+        before = self.frozen if self.frozen_before is None else self.frozen_before
+        frozen = {name: present[name] for name in self.frozen if name in present}
+        rest = {name: p for name, p in frozen.items() if not p.requires_grad and name in before}
+        self.frozen, self.frozen_before = rest, None
+        if released := [name for name in frozen if name not in rest]:
+            self.on_unfrozen(released)  # which may find others that are frozen now
 
     def unfrozen_in_this_step(self) -> list[nn.Parameter]:
         """Return the parameters that have been released since this step began."""
         return [parameter for parameter in (self.frozen or {}).values() if parameter.requires_grad]
-
-    def _register_unfrozen(self, candidates: dict[str, nn.Parameter]) -> None:
-        """Report those of the candidates that are trained now, and remember the others as frozen."""
-        if released := [name for name, parameter in candidates.items() if parameter.requires_grad]:
-            self.on_unfrozen(released)
-        if released or self.frozen is None:
-            rest = candidates if self.frozen is None else self.frozen  # `on_unfrozen` may have added some
-            self.frozen = {name: parameter for name, parameter in rest.items() if not parameter.requires_grad}
