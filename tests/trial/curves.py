@@ -8,9 +8,9 @@ from pathlib import Path
 TIMED = re.compile(r"^(perf/|node/|DeviceStatsMonitor)")  # curves of time and hardware
 # Curves that are equal in every layout; others depend on the micro-batch of one rank.
 OF_ALL_RANKS = re.compile(r"^(step/(loss|lr|grad_norm)|lr-.*|own/metric|val/.*|test/.*)$")
-# Lightning logs `epoch` with every metric, and a learning rate without schedule at the start of an epoch and of its first
-# batch. The drawn module may log in every micro-batch, and a run may validate after each. What only one of two runs has
-# twice is found by comparing their steps.
+# Lightning logs `epoch` with every metric, and a learning rate without schedule at the start of an epoch and of its
+# first batch. The drawn module may log in every micro-batch, and a run may validate after each. What only one of two
+# runs has twice is found by comparing their steps.
 REPEATED = re.compile(r"^(epoch$|own/|val/|lr-)")
 
 Points = dict[str, list[tuple[int, float]]]

@@ -62,9 +62,9 @@ def state(run_dir: Path, *, tensors_only: bool = False) -> dict[str, Any]:
     for file in sorted(last.rglob("*.pt")) if not tensors_only else []:
         found, _ = tree_flatten_with_path(_opened(safe_unpickle.load_plain(file)))
         leaves |= {f"{file.relative_to(last)} {keystr(path)}": leaf for path, leaf in found}
-    own = str(run_dir)  # where it lies is no part of a run
+    own = str(run_dir)  # where it lies is no part of a run; callbacks of Lightning have paths as keys, too
     return {
-        key: leaf.replace(own, "") if isinstance(leaf, str) else leaf
+        key.replace(own, ""): leaf.replace(own, "") if isinstance(leaf, str) else leaf
         for key, leaf in leaves.items()
         if not OWN.search(key)
     }
