@@ -280,8 +280,7 @@ def test_what_was_trained_before_is_not_released_once_more() -> None:
     """Freeze two networks by turns: DDP is not rebuilt at each step, and DeepSpeed rejects nothing."""
     module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other", "third")})
     module["third"].requires_grad_(False)
-    steps = Steps(module)
-    steps.setup(SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING)))
+    steps = set_up(module)
     for is_first in (True, False, True, False):
         module["one"].requires_grad_(is_first)
         module["other"].requires_grad_(not is_first)
@@ -290,6 +289,33 @@ def test_what_was_trained_before_is_not_released_once_more() -> None:
     steps.training_step()
     steps.training_step()
     assert steps.told == [["one.weight", "other.weight"], ["third.weight"]]
+
+
+def set_up(module: nn.Module, frozen_before: list[str] | None = None) -> "Steps":
+    steps = Steps(module)
+    steps.frozen_before = frozen_before
+    steps.setup(SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING)))
+    return steps
+
+
+def test_a_resumed_run_trains_what_was_released_before_though_it_is_frozen_now() -> None:
+    module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other", "third")})
+    module["other"].requires_grad_(False)
+    module["third"].requires_grad_(False)
+    steps = set_up(module, frozen_before=["third.weight"])
+    steps.training_step()
+    steps.training_step()
+    assert steps.told == [["one.weight"], ["other.weight"]] and list(steps.frozen or ()) == ["third.weight"]
+
+
+def test_what_takes_the_place_of_a_frozen_parameter_is_trained_unless_it_is_frozen() -> None:
+    module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other")}).requires_grad_(False)
+    steps = set_up(module)
+    for name, is_trained in (("one", True), ("other", False)):
+        module[name].weight = nn.Parameter(torch.ones(1, 1), requires_grad=is_trained)
+    steps.training_step()
+    steps.training_step()
+    assert steps.told == [[], ["one.weight"]]
 
 
 class Strategy:

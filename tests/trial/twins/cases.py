@@ -201,6 +201,19 @@ FOUND = {
     "gradients that are clipped by value": changed(
         {}, ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"], STOPPED_LATE
     ),
+    "what is frozen and released by turns on four ranks": {
+        **changed(
+            {
+                **NO_DROPOUT,
+                **SHARED,
+                "targets": [["released", "on_before_backward"], ["replaced", "on_after_backward"]],
+            },
+            ["+strategy.lightning.find_unused_parameters=true"],
+            [struck("training_step", 6)],
+        ),
+        "strategy": "ddp",
+        "ranks": 4,
+    },
 }
 
 # Runs that must be rejected, by a part of the message.
