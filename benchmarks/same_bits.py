@@ -9,6 +9,7 @@ of the exported tensors: their names, types, shapes and bytes, in order of their
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,14 +45,16 @@ def main() -> None:
 
 
 def bake(commit: str, folder: Path) -> Path:
-    """Make a project with the default answers from a commit of this repository."""
+    """Make a project with the default answers, and with its library, from a commit of this repository."""
     template = folder / "template"
     template.mkdir(parents=True)
     archive = subprocess.run(["git", "-C", str(REPO), "archive", commit], check=True, capture_output=True)
     subprocess.run(["tar", "-x", "-C", str(template)], input=archive.stdout, check=True)
     cookiecutter = [sys.executable, "-m", "cookiecutter", "--no-input", "--default-config"]
     subprocess.run([*cookiecutter, "--output-dir", str(folder), str(template)], check=True, stdout=subprocess.DEVNULL)
-    return folder / "my-research"
+    project = folder / "my-research"
+    shutil.copytree(template / "src/hpc", project / "src/hpc")  # the library of that commit, not the installed one
+    return project
 
 
 def train(project: Path, name: str, words: list[str]) -> str:
