@@ -18,9 +18,11 @@ OWN = re.compile(
     r"|\['position'\]\['ends'\])"
     r"|\['fp32_flat_groups'\]"
 )
-# Logs, claims, attempts and samples of nodes; earlier forms of the config; the words typed last.
+# Logs, claims, attempts and samples of nodes, of which a run that goes on elsewhere has others; earlier forms of the
+# config; the words typed last; bytecode, which whoever imports a copy of the code first may write.
 UNLIKE_FILES = re.compile(
     r"\.log$|^claims/|^attempts\.jsonl$|^config-\d+\.yaml$|^overrides\.json$|^monitor/|^logs/|^errors/"
+    r"|^tensorboard/node-|/__pycache__/"
 )
 
 
