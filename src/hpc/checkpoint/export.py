@@ -12,7 +12,7 @@ from hpc.system.files import complete_file
 SUFFIXES = (".safetensors", ".pt", ".ckpt")
 # Entries of a checkpoint that only resuming needs.
 OF_THE_RUN = {"loops", "callbacks", "optimizer_states", "lr_schedulers", "position", "scheduled", "attempt"}
-OF_THE_RUN |= {"unused", "frozen", "averaged", "averaged_since", "MixedPrecision", "state_dict"}
+OF_THE_RUN |= {"ddp", "unused", "averaged", "averaged_since", "MixedPrecision", "state_dict"}
 
 
 def export(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> tuple[Path, int]:

@@ -202,7 +202,7 @@ class Resume(StopsEvaluations):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.state_to_save(trainer, pl_module, initial=self.initial)
         if isinstance(trainer.strategy, DDP):
-            checkpoint |= {"unused": trainer.strategy.unused_to_save(), "frozen": sorted(trainer.strategy.frozen or ())}
+            checkpoint["ddp"] = trainer.strategy.state_to_save()
         checkpoint[RANK_STATE]["made_loaders"] = self._loader_making.state()
         if trainer.is_global_zero:
             self._batch_effects.print_names(self.initial.named_unsaved)
@@ -215,8 +215,8 @@ class Resume(StopsEvaluations):
         weight_averaging.reject_missing_callback(trainer, checkpoint)
         unsupported.reject_paths_outside(checkpoint)
         position, self.saver.is_averaged = checkpoint["position"], checkpoint["averaged"]
-        if isinstance(trainer.strategy, DDP):
-            trainer.strategy.unused, trainer.strategy.frozen_before = checkpoint.get("unused"), checkpoint.get("frozen")
+        if isinstance(trainer.strategy, DDP):  # an earlier version saved only which parameters are unused
+            trainer.strategy.load_state(checkpoint.get("ddp") or {"unused": checkpoint.get("unused")})
         num_skipped = skipped_samples.num_skipped_batches(
             self.run.run_dir, position["stepped"], attempt=checkpoint["attempt"]
         )

@@ -1,7 +1,7 @@
 """DDP: every rank holds the whole model, and its gradients are averaged."""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,16 @@ class DDP(
         names = inspect.signature(DistributedDataParallel).parameters
         super().__init__(**{new if new in names else old: False} | options)  # `SyncsBuffers` does it
         self._has_noted_hooks = False
+
+    def state_to_save(self) -> dict[str, Any]:
+        """Return what `load_state` gives to the strategy of a resumed run, before it wraps the module."""
+        before = {"wrapped_before": self.wrapped_names, "frozen_before": self.frozen_to_save()}
+        return {"unused": self.unused, **before}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Let DDP take up what it took care of when this was saved."""
+        self.unused = state.get("unused")
+        self.wrapped_before, self.frozen_before = state.get("wrapped_before", ()), state.get("frozen_before")
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Wrap the module anew: DDP sums the gradients of those parameters that were trained when it was made."""

@@ -32,26 +32,23 @@ class TracksUnfrozenParameters:
         if trainer.state.fn == TrainerFn.FITTING:
             named, self.frozen = dict(self.lightning_module.named_parameters()), None
             self.on_unfrozen([name for name, parameter in named.items() if parameter.requires_grad])
-            self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
+            names = named if self.frozen_before is None else self.frozen_before
+            self.frozen = {name: p for name, p in named.items() if not p.requires_grad and name in names}
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self.note_unfrozen()
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
     def note_unfrozen(self) -> None:
-        """Call `on_unfrozen` with parameters that are trained from this step on, or were before the run was resumed.
-
-        A parameter in the place of a frozen one is trained, too, unless it is frozen.
-        """
-        if not self.frozen:
-            return
-        present = dict(self.lightning_module.named_parameters())
-        before = self.frozen if self.frozen_before is None else self.frozen_before
-        frozen = {name: present[name] for name in self.frozen if name in present}
-        rest = {name: p for name, p in frozen.items() if not p.requires_grad and name in before}
-        self.frozen, self.frozen_before = rest, None
-        if released := [name for name in frozen if name not in rest]:
+        """Call `on_unfrozen` with the parameters that are trained from this step on."""
+        if released := [name for name, parameter in (self.frozen or {}).items() if parameter.requires_grad]:
             self.on_unfrozen(released)  # which may find others that are frozen now
+            self.frozen = {name: p for name, p in (self.frozen or {}).items() if not p.requires_grad}
+
+    def frozen_to_save(self) -> list[str]:
+        """Return the names in `frozen` of parameters that no other has replaced in the module."""
+        named = dict(self.lightning_module.named_parameters())
+        return sorted(name for name, parameter in (self.frozen or {}).items() if named.get(name) is parameter)
 
     def unfrozen_in_this_step(self) -> list[nn.Parameter]:
         """Return the parameters that have been released since this step began."""

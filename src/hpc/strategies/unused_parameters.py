@@ -1,6 +1,6 @@
 """Parameters that a training step leaves unused: DDP fails in the second step, unless it looks for them in each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,9 @@ class FindsUnusedParameters:
     Attributes:
         unused: names of trainable parameters that had no gradient in that step on some rank; None: it was not done yet.
         wrapped: the parameters that DDP takes care of: those that were trained when it was made.
+        wrapped_names: their names at that time.
+        wrapped_before: these in the run that is resumed, to be wrapped again: on more than two ranks, the sums of
+            gradients depend on which parameters are added up together.
     """
 
     lightning_module: Any
@@ -29,6 +32,8 @@ class FindsUnusedParameters:
     world_size: int
     unused: list[str] | None = None
     wrapped: Sequence[nn.Parameter] = ()
+    wrapped_names: Collection[str] = ()
+    wrapped_before: Collection[str] = ()
     _is_first_step = False
     _trained: Mapping[str, nn.Parameter] = MappingProxyType({})  # in that step
 
@@ -42,8 +47,15 @@ class FindsUnusedParameters:
             if self.lightning_module.trainer.is_global_zero:
                 note = "DDP looks for unused parameters in each step, as the module's steps leave unused"
                 print(f"train: {note} {join_names(self.unused)}", flush=True)
-        self.wrapped = [parameter for parameter in self.lightning_module.parameters() if parameter.requires_grad]
+        named = list(self.lightning_module.named_parameters())
+        frozen = [p for name, p in named if not p.requires_grad and name in self.wrapped_before]
+        for parameter in frozen:
+            parameter.requires_grad = True
+        self.wrapped = [parameter for _, parameter in named if parameter.requires_grad]
+        self.wrapped_names, self.wrapped_before = [name for name, parameter in named if parameter.requires_grad], ()
         super().configure_ddp()  # type: ignore[misc]
+        for parameter in frozen:
+            parameter.requires_grad = False
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self.model.require_backward_grad_sync:  # of batches that are accumulated, DDP would reduce this one alone
@@ -91,13 +103,6 @@ class FindsUnusedParameters:
         is_configured = ddp_options(self).keys() & {"find_unused_parameters", "static_graph"}
         if self.unused and not is_configured and not self.model.find_unused_parameters:
             self._wrap_again()
-
-    def unused_to_save(self) -> list[str] | None:
-        """Return `unused` for a resumed run, which also wraps what was put in the place of wrapped parameters."""
-        if self.unused is None:
-            return None
-        wrapped, named = set(map(id, self.wrapped)), self.lightning_module.named_parameters()
-        return sorted({*self.unused, *(name for name, p in named if p.requires_grad and id(p) not in wrapped)})
 
     def newly_frozen(self) -> list[str]:
         """Return the parameters that are frozen now, and of which DDP waits for gradients."""

@@ -66,8 +66,8 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
             # A fresh start notes what its sanity check has released, and a resumed one, which has none, need not.
             and (way != "released" or "validation" not in hook)
         )
-        if drawn["strategy"] == "ddp" and {"released", "replaced"} & {way for way, _ in model["targets"]}:
-            # They become trainable after the first step, and no step uses them: a rejection says to type this.
+        if drawn["strategy"] == "ddp" and any(way == "released" for way, _ in model["targets"]):
+            # It becomes trainable after the first step, and no step uses it: a rejection says to type this.
             drawn["words"] += ["+strategy.lightning.find_unused_parameters=true"]
     drawn["model"] = model
 
