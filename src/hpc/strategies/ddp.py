@@ -133,7 +133,8 @@ def rebuild_ddp_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     parameters = trainer.strategy.wrapped  # type: ignore[attr-defined]
     frozen_again = [parameter for parameter in parameters if not parameter.requires_grad]
     forward = vars(module).get("forward")
-    gradients = [parameter.grad for parameter in parameters]
+    # Copies, as DDP has made those of batches that are accumulated views of its buckets, which the backward overwrites.
+    gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
     ddp.zero_grad(set_to_none=True)
     for parameter in frozen_again:
         parameter.requires_grad = True

@@ -3,10 +3,16 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
+import torch
 from test_resume import assert_same
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc.strategies.ddp import rebuild_ddp_buckets
 
 # A module with a part that no step uses.
 UNUSED = """
@@ -113,3 +119,19 @@ def test_ddp_that_looks_for_unused_parameters_sums_accumulated_batches_once(
     start(tmp_path / "run", 2, words, stop_at=1, patch=UNUSED)
     start(tmp_path / "run", 2, [], patch=UNUSED)
     assert_same(tmp_path / "run", tmp_path / "reference")
+
+
+def sums_after_wrapping(rank: int) -> list[float]:
+    """Return the gradients of a batch that follows an accumulated one, in whose place DDP has been made anew."""
+    module = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    module.weight.grad = torch.full_like(module.weight, 10.0)
+    ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    strategy = SimpleNamespace(model=ddp, wrapped=list(module.parameters()))
+    rebuild_ddp_buckets(SimpleNamespace(strategy=strategy), module)  # type: ignore[arg-type]
+    ddp(torch.tensor([[1.0, 2.0]]) * (1 + 2 * rank)).sum().backward()
+    return module.weight.grad[0].tolist()
+
+
+def test_gradients_of_accumulated_batches_survive_that_ddp_is_made_anew(together: Callable[..., list[Any]]) -> None:
+    assert together(sums_after_wrapping, 2) == [[12.0, 14.0]] * 2  # 10 and the mean of 1 and 3 times the inputs
