@@ -20,7 +20,7 @@ def make_row(name: str, values: Sequence[float], unit: str, goal: float | None =
 
 
 def print_and_save(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
-    """Print the rows, and write them into the file, where they replace rows of the same names."""
+    """Print the rows, and write them into the file, in the place of rows of the same names."""
     machine = describe_machine()
     for row in rows:
         row |= {"machine": machine, "date": f"{date.today()}"}
@@ -28,9 +28,8 @@ def print_and_save(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
         print(f"{row['name']:62} {row['value']:10.4g} {row['unit']:4} {goal:12} spread {row['spread']}")
     if out:
         older = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
-        names = {row["name"] for row in rows}
-        others = [row for row in older if row["name"] not in names]
-        out.write_text(json.dumps([*others, *rows], indent=1) + "\n", encoding="utf-8")
+        merged = {row["name"]: row for row in [*older, *rows]}  # each at its place, new ones at the end
+        out.write_text(json.dumps([*merged.values()], indent=1) + "\n", encoding="utf-8")
 
 
 def describe_machine() -> str:
