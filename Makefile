@@ -43,19 +43,19 @@ pictures: system demo
 	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
 # Files are taken in the order of their names, by which the longest do not come last. Tests often wait, for Slurm or for
-# another rank, so that three workers fit on two cores.
+# another rank, so that four workers fit on two cores.
 test: system env lint
-	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "not soak"
-	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "not soak"
+	.venv/bin/python -m pytest tests/hpc -n 4 --dist loadfile -m "not soak"
+	.venv/bin/python -m pytest --ignore tests/hpc -n 4 --dist loadfile --no-loadscope-reorder -m "not soak"
 
 # A few draws of each campaign, as tests; those below have more.
 soak: system env
-	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m "soak and not long"
-	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m "soak and not long"
+	.venv/bin/python -m pytest tests/hpc -n 4 --dist loadfile -m "soak and not long"
+	.venv/bin/python -m pytest --ignore tests/hpc -n 4 --dist loadfile --no-loadscope-reorder -m "soak and not long"
 
 long: system env
-	.venv/bin/python -m pytest tests/hpc -n 3 --dist loadfile -m long
-	.venv/bin/python -m pytest --ignore tests/hpc -n 3 --dist loadfile --no-loadscope-reorder -m long
+	.venv/bin/python -m pytest tests/hpc -n 4 --dist loadfile -m long
+	.venv/bin/python -m pytest --ignore tests/hpc -n 4 --dist loadfile --no-loadscope-reorder -m long
 
 chaos: system env
 	.venv/bin/python tests/trial chaos --count $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
@@ -86,7 +86,7 @@ bench-gpu:
 	$(PY) benchmarks/table.py benchmarks/results.json --readme README.md
 
 check: system env lint
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not slow and not soak"
+	.venv/bin/python -m pytest tests/hpc -n 4 --dist loadfile -m "not slow and not soak"
 	.venv/bin/python -m pytest --ignore tests/hpc -m "not slow and not soak"
 
 # The last line: which room of hpc may import which.
