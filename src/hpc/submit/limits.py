@@ -50,7 +50,7 @@ def _partition_problems(job: Job, groups: Sequence[NodeGroup]) -> Iterator[Confi
 
 def _node_problems(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]) -> Iterator[ConfigError]:
     """Yield what no node of these has; or how many have all of it, if these are too few."""
-    needs = _needs(job, cluster, groups)
+    needs = list(_needs(job, cluster, groups))
     lacking = [error for has, error in needs if not any(map(has, groups))]
     yield from lacking
     suitable = [group for group in groups if all(has(group) for has, _ in needs)]
@@ -63,57 +63,53 @@ def _node_problems(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]
         yield ConfigError("trainer.num_nodes", job.nodes, rule, fix)
 
 
-Need = tuple[Callable[[NodeGroup], bool], ConfigError]
+Need = tuple[Callable[[NodeGroup], bool], ConfigError]  # whether a node has it, and the error where none has
 
 
-def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]) -> list[Need]:
-    """Return what a node must have, and the error where none has it."""
-    where, needs = _where(groups), list[Need]()
-    tasks, gpus = job.tasks_per_node, job.gpus_per_node
-    cores = tasks * (job.cores_per_task or 1)
-    most_cores = max(group.cpus for group in groups)
-    rule = f"must be at most {most_cores // tasks}, as {tasks} tasks share the {most_cores} CPUs of a node {where}"
-    error = ConfigError(
-        "cluster.cores_per_gpu", job.cores_per_task, rule, f"cluster.cores_per_gpu={most_cores // tasks}"
-    )
-    needs.append((lambda group: group.cpus >= cores, error))
+def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]) -> Iterator[Need]:
+    """Yield what each node of the job must have."""
+    where, tasks = _where(groups), job.tasks_per_node
+    cpus_needed, cpus = tasks * (job.cores_per_task or 1), max(group.cpus for group in groups)
+    rule = f"must be at most {cpus // tasks}, as {tasks} tasks share the {cpus} CPUs of a node {where}"
+    fix = f"cluster.cores_per_gpu={cpus // tasks}"
+    error = ConfigError("cluster.cores_per_gpu", job.cores_per_task, rule, fix)
+    yield (lambda group: group.cpus >= cpus_needed), error
     if job.memory_gb:
         memory_mb, most_gb = job.memory_gb * MIB_PER_GIB, max(group.memory_mb for group in groups) // MIB_PER_GIB
         rule = f"must be at most {most_gb}, the memory of a node {where} in GiB"
         error = ConfigError("cluster.memory_gb", cluster.memory_gb, rule, f"cluster.memory_gb={most_gb}")
-        needs.append((lambda group: group.memory_mb >= memory_mb, error))
-    if gpus and job.request:
-        needs.append(_gpu_need(job, groups, where))
+        yield (lambda group: group.memory_mb >= memory_mb), error
+    if job.request and job.gpus_per_node:
+        yield _gpu_need(job, job.request, groups)
     if job.constraint and ALL_FEATURES.fullmatch(job.constraint):
         features = frozenset(job.constraint.split("&"))
         known = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"
         rule = f"must name features of nodes {where}, which are {known}"
         error = ConfigError("cluster.constraint", job.constraint, rule, "cluster.constraint=null, or one of these")
-        needs.append((lambda group: features <= group.features, error))
-    return needs
+        yield (lambda group: features <= group.features), error
 
 
-def _gpu_need(job: Job, groups: Sequence[NodeGroup], where: str) -> Need:
+def _gpu_need(job: Job, request: str, groups: Sequence[NodeGroup]) -> Need:
     """Return that a node has so many GPUs, of the type that `cluster.request` names."""
-    match = GPU_TYPE.search(job.request or "")
-    kind = match[1] if match else None
+    where, match = _where(groups), GPU_TYPE.search(request)
+    kinds = sorted({kind for group in groups for kind in group.gpus if kind})
 
     def count(group: NodeGroup) -> int:
-        return sum(number for its, number in group.gpus.items() if kind in (None, its))
+        return sum(number for kind, number in group.gpus.items() if not match or kind == match[1])
 
     most = max(map(count, groups))
-    kinds = sorted({its for group in groups for its in group.gpus if its})
-    if kind and not most:
-        rule = f"must name a type of GPU that nodes {where} have: {', '.join(kinds) or 'they name none'}"
-        fix = f"the type in `request` of the cluster's file: {job.request.replace(kind, kinds[0]) if kinds else ''}"
-        return (lambda group: bool(count(group))), ConfigError("cluster.request", job.request, rule, fix)
-    rule = (
-        f"must be at most {most}, the GPUs of a node {where}" if most else f"cannot be met: no node {where} has a GPU"
-    )
-    fix = f"trainer.devices={most}, and gpus_per_node in the cluster's file" if most else "another cluster.partition="
-    return (lambda group: count(group) >= job.gpus_per_node), ConfigError(
-        "trainer.devices", job.tasks_per_node, rule, fix
-    )
+    if match and kinds and not most:
+        rule = f"must name a type of GPU that nodes {where} have: {', '.join(kinds)}"
+        fix = f"{request.replace(match[1], kinds[0])} as the request of the cluster's file"
+        error = ConfigError("cluster.request", request, rule, fix)
+    elif most:
+        rule = f"must be at most {most}, the number of GPUs of a node {where}"
+        fix = f"trainer.devices={most}, and gpus_per_node in the cluster's file"
+        error = ConfigError("trainer.devices", job.tasks_per_node, rule, fix)
+    else:
+        rule = f"asks for GPUs, and no node {where} has such ones"
+        error = ConfigError("cluster.request", request, rule, "another cluster.partition=")
+    return (lambda group: count(group) >= job.gpus_per_node), error
 
 
 def _count_nodes(groups: Sequence[NodeGroup]) -> dict[str, int]:
