@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import extra_packages
 import pytest
 from conftest import REPO
 from slurm_nodes import Slurm
@@ -46,9 +45,7 @@ def ports(bake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def desk(slurm: Slurm, ports: Brought) -> Desk:
-    brought = Desk(slurm, made_for_tests(ports.project))
-    brought.env |= extra_packages.ENVIRON
-    return brought
+    return Desk(slurm, made_for_tests(ports.project))
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES)

@@ -161,8 +161,9 @@ class Brought:
     ) -> str:
         """Submit a port to Slurm, kill ranks in mid-epoch, and wait for its end. Return "" or what went wrong."""
         run_dir = self.run_dir(name, f"slurm {layout[0]}")
-        job, _ = desk.submit(*self.words(name), *layout, *HELD_ON_SLURM, f"run_dir={run_dir}", HF_HUB_OFFLINE="1")
-        wait_for(lambda: [*run_dir.glob("checkpoints/step-*[0-9]/manifest.json")], 300, f"{run_dir} has a checkpoint")
+        words = [*self.words(name), *layout, *HELD_ON_SLURM, f"run_dir={run_dir}"]
+        job, _ = desk.submit(*words, HF_HUB_OFFLINE="1", **self.environ)
+        wait_for(lambda: [*run_dir.glob("checkpoints/step-*[0-9]/manifest.json")], 90, f"{run_dir} has a checkpoint")
         ranks = [json.loads((run_dir / f"rank-{rank}.json").read_text()) for rank in killed]
         (run_dir / "go").touch()
         for rank in ranks:
