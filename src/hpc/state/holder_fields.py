@@ -24,6 +24,7 @@ from hpc.state import checksums, plain_forms
 GRADIENT_NORM, SKIPS_NOT_FINITE = "_hpc_gradient_norm", "_hpc_skips_not_finite"
 MODULE_ATTRIBUTES = {GRADIENT_NORM, SKIPS_NOT_FINITE}
 DATA_MODULE_ATTRIBUTES = {"_datasets", "_has_noted_test_split"}
+RNN_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})  # the parameters once more; torch keeps them up to date
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.")
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
@@ -162,7 +163,8 @@ def library_attributes(owner: Any, *, is_saved: bool) -> Set[str]:
         return names | owner._defaults.keys() if is_saved else names - {"_update_count"}
     for kind in (L.LightningModule, nn.Module, L.LightningDataModule):
         if isinstance(owner, kind):
-            return _attributes_of_new(kind) | MODULE_ATTRIBUTES
+            names = _attributes_of_new(kind) | MODULE_ATTRIBUTES
+            return names | RNN_WEIGHTS if isinstance(owner, nn.RNNBase) else names
     return MODULE_ATTRIBUTES
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from torch import nn
 
 import hpc
 from hpc.data.data_module import DataModule
@@ -42,3 +43,12 @@ def test_only_attributes_of_researchers_are_saved_of_their_data_module() -> None
     owner._told = 1
     fields = dict(holder_fields.unsaved_fields("DataModule", owner))
     assert fields["_told"] == 1 and not fields.keys() & holder_fields.DATA_MODULE_ATTRIBUTES
+
+
+def test_the_parameters_of_an_lstm_are_no_attributes_of_it() -> None:
+    """Where fsdp restores them, torch's own list of them holds weak references, which no checkpoint can hold."""
+    lstm = nn.LSTM(2, 2)
+    assert vars(lstm).keys() >= holder_fields.RNN_WEIGHTS  # as this version of torch names them
+    lstm._flat_weight_refs = [None]
+    names = [name for name, _ in holder_fields.unsaved_fields("module lstm", lstm)]
+    assert "hidden_size" in names and not holder_fields.RNN_WEIGHTS & set(names)
