@@ -127,14 +127,14 @@ python:
 	fi
 
 # What tests need beside: for torch.compile on CPU a C++ compiler and Python's headers, for job scripts a Slurm, which
-# runs in network namespaces of its own, for the report's page a browser, and for env.sh the other shell.
+# runs in network namespaces of its own, with a database of accounts, for the report's page a browser, and for env.sh the other shell.
 system:
 	@get() { $(APT); }; wanted=""; \
 	if [ ! -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
 	    wanted+=" $$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')"; \
 	fi; \
-	for pair in g++:g++ slurmctld:slurm-wlm munged:munge ip:iproute2 shellcheck:shellcheck mpiexec:mpich \
-	    chromium:chromium zsh:zsh; do \
+	for pair in g++:g++ slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd mariadbd:mariadb-server ip:iproute2 \
+	    shellcheck:shellcheck mpiexec:mpich chromium:chromium zsh:zsh; do \
 	    PATH=$$PATH:/usr/sbin:/sbin type -P "$${pair%:*}" >/dev/null || wanted+=" $${pair#*:}"; \
 	done; \
 	if [ -n "$$wanted" ] && ! get $$wanted; then \

@@ -9,6 +9,7 @@ Nothing is written outside the given folder, and no daemon or file of the machin
 import ipaddress
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+
+import slurm_accounts
 
 NODES = ("n1", "n2", "n3", "n4")
 CPUS, GPUS, MEMORY_MB = 8, 4, 16000  # resources that each node reports to Slurm
@@ -203,35 +206,48 @@ class Slurm:
 
 
 @contextmanager
-def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
-    """Start nodes that run jobs in partition `main`. Raise RuntimeError if they do not come up."""
+def cluster(
+    folder: Path,
+    nodes: tuple[str, ...] = NODES,
+    *,
+    node: str = NODE,
+    partitions: str = PARTITIONS,
+    accounts: Sequence[str] = (),
+) -> Iterator[Slurm]:
+    """Start nodes that run jobs. Raise RuntimeError if they do not come up.
+
+    Args:
+        node: the line of slurm.conf for each of them, with `{name}`, `{address}` and others.
+        partitions: lines of slurm.conf.
+        accounts: commands of sacctmgr that make accounts; Slurm has a database of accounts if there are any.
+    """
     _require(folder)
     network = _free_network()
     login, *others = (str(address) for address in list(network.hosts())[: len(nodes) + 1])
     slurm = Slurm(folder)
     slurm.addresses = {"login": login} | dict(zip(nodes, others, strict=True))
     with ExitStack() as stack:
-        for node in nodes:
-            (folder / node / "spool").mkdir(parents=True)
-            slurm.hosts(node)
-            setup = SETUP.format(hosts=folder / node / "hosts")
-            slurm.machines[node] = stack.enter_context(_machine(node, setup, "--net"))
+        for name in nodes:
+            (folder / name / "spool").mkdir(parents=True)
+            slurm.hosts(name)
+            setup = SETUP.format(hosts=folder / name / "hosts")
+            slurm.machines[name] = stack.enter_context(_machine(name, setup, "--net"))
         stack.enter_context(_network(slurm, network.prefixlen))
         _make_devices(folder)
         claims = {"cpus": CPUS, "gpus": GPUS, "memory": MEMORY_MB}
-        lines = [NODE.format(name=node, address=slurm.addresses[node], **claims) for node in nodes]
-        stack.enter_context(_controller(slurm, login, "".join(lines) + PARTITIONS))
-        for node in nodes:
-            slurm.start_slurmd(node)
+        lines = [node.format(name=name, address=slurm.addresses[name], **claims) for name in nodes]
+        stack.enter_context(_controller(slurm, login, "".join(lines) + partitions, accounts))
+        for name in nodes:
+            slurm.start_slurmd(name)
         yield slurm
 
 
 @contextmanager
-def controller_only(folder: Path, nodes_and_partitions: str) -> Iterator[Slurm]:
+def controller_only(folder: Path, nodes_and_partitions: str, *, accounts: Sequence[str] = ()) -> Iterator[Slurm]:
     """Start only a slurmctld with these NodeName and PartitionName lines. It accepts or rejects jobs, and runs none."""
     _require(folder)
     slurm = Slurm(folder)
-    with _controller(slurm, "127.0.0.1", CONTROLLER_ONLY + nodes_and_partitions):
+    with _controller(slurm, "127.0.0.1", CONTROLLER_ONLY + nodes_and_partitions, accounts):
         yield slurm
 
 
@@ -286,12 +302,14 @@ def _ip(pid: int, arguments: str) -> None:
 
 
 @contextmanager
-def _controller(slurm: Slurm, address: str, nodes_and_partitions: str) -> Iterator[None]:
-    """Start munged and slurmctld."""
+def _controller(slurm: Slurm, address: str, nodes_and_partitions: str, accounts: Sequence[str]) -> Iterator[None]:
+    """Start munged and slurmctld, and before it a database of accounts if there are any."""
     folder = slurm.folder
     (folder / "state").mkdir()
     common = COMMON.format(folder=folder, address=address, port=_free_port())
-    (folder / "slurm.conf").write_text(common + nodes_and_partitions)
+    dbd_port = _free_port()
+    enforced = slurm_accounts.ENFORCED.format(folder=folder, address=address, port=dbd_port) if accounts else ""
+    (folder / "slurm.conf").write_text(common + enforced + nodes_and_partitions)
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(128))
@@ -300,9 +318,24 @@ def _controller(slurm: Slurm, address: str, nodes_and_partitions: str) -> Iterat
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         munge = [f"--{option}={folder}/munge.{suffix}" for option, suffix in files.items()]
         slurm.exec("login", "munged", "--force", *munge)  # --force: accept the folder's permissions
+        if accounts:
+            _start_accounts(slurm, address, dbd_port)
         slurm.exec("login", "slurmctld", "-f", f"{folder}/slurm.conf")
         _await(lambda: slurm.call("scontrol", "ping", check=False).returncode == 0, slurm)
+        for command in accounts:
+            slurm.call("sacctmgr", "--immediate", *shlex.split(command))
         yield
+
+
+def _start_accounts(slurm: Slurm, address: str, port: int) -> None:
+    """Start a database and slurmdbd, with the cluster and no account."""
+    folder = slurm.folder
+    slurm_accounts.install_database(folder)
+    slurm_accounts.write_config(folder, address, port)
+    slurm.exec("login", "bash", "-c", slurm_accounts.DATABASE.format(folder=folder))
+    _await(lambda: (folder / "database.socket").exists(), slurm)
+    slurm.exec("login", "env", f"MYSQL_UNIX_PORT={folder}/database.socket", "slurmdbd")
+    _await(lambda: slurm.call("sacctmgr", "-i", "add", "cluster", "test", check=False).returncode == 0, slurm)
 
 
 def _make_devices(folder: Path) -> None:
@@ -318,7 +351,8 @@ def _await(condition: Callable[[], bool], slurm: Slurm, seconds: float = 30) -> 
     limit = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > limit:
-            logs = "\n".join(f"{log}:\n{_tail(log)}" for log in slurm.folder.glob("**/*.log"))
+            files = [*slurm.folder.glob("*.log"), *slurm.folder.glob("*/slurmd.log")]
+            logs = "\n".join(f"{log}:\n{_tail(log)}" for log in files)
             raise RuntimeError(f"Slurm is not up after {seconds} s\n{logs}")
         time.sleep(0.05)
 

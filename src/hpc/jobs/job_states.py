@@ -71,7 +71,7 @@ def _query_slurm(jobs: set[str], owners: set[int]) -> dict[str, JobState] | None
 
 def _user_option(owners: Iterable[int]) -> list[str]:
     """Return the option that leaves out other people's jobs: Slurm may have given them a number of ours by now."""
-    names = [f"{uid}" for uid in sorted(owners) if _user_name(uid)]  # Slurm rejects an unknown user
+    names = [f"{uid}" for uid in sorted(owners) if user_name(uid)]  # Slurm rejects an unknown user
     return [f"--user={','.join(names)}"] if names else []
 
 
@@ -129,12 +129,12 @@ def _parse_dsv(text: str) -> dict[str, dict[str, str]]:
 
 def _select_owned(jobs: dict[str, dict[str, str]], owners: Iterable[int]) -> dict[str, dict[str, str]]:
     """Return the jobs of these users. On another cluster, or after a reset, other people's jobs have these numbers."""
-    user_names = {_user_name(uid) for uid in owners} - {""}
+    user_names = {user_name(uid) for uid in owners} - {""}
     job_owners = {number: job.get("Job_Owner", "").rpartition("@")[0] for number, job in jobs.items()}
     return {number: job for number, job in jobs.items() if not user_names or job_owners[number] in {*user_names, ""}}
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -10,9 +10,10 @@ from tqdm import tqdm
 from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.config.sections import Config
+from hpc.jobs.job import Job
 from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
-from hpc.submit import queue_run
+from hpc.submit import feasibility, queue_run
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_job_script
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
@@ -32,13 +33,13 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
         print(render_script(jobs[0], first_cfg), end="")
         return
     run_dirs = [cfg.run_path for cfg in cfgs]
-    with _new_array(first_cfg, folder, run_dirs=run_dirs, wait=options.wait):
+    with _new_array(first_cfg, folder, job=jobs[0], run_dirs=run_dirs, wait=options.wait) as start:
         for cfg, (_, overrides), run_dir in zip(cfgs, members, run_dirs, strict=True):
             frozen_config.create_or_replace(run_dir, cfg.node, words=overrides)
             # For submit.py resume= of this member alone.
             write_job_script(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         write_job_script(jobs[0], first_cfg, folder=folder)
-        command = submit_and_report(first_cfg, folder, options=options, num_members=len(members))
+        command = submit_and_report(first_cfg, folder, options=options, start=start, num_members=len(members))
     exit_if_job_failed(command, options)
 
 
@@ -62,29 +63,35 @@ def submit_search(
         print(render_script(jobs[0], cfgs[0]), end="")
         return
     run_dirs = search.member_run_dirs(folder, trials)
-    with _new_array(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait):
+    with _new_array(cfgs[0], folder, job=jobs[0], run_dirs=run_dirs, wait=options.wait) as start:
         search.save_search(folder, settings)
         for run_dir in run_dirs:
             write_job_script(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
         write_job_script(jobs[0], cfgs[0], folder=folder)
-        command = submit_and_report(cfgs[0], folder, options=options, num_members=trials)
+        command = submit_and_report(cfgs[0], folder, options=options, start=start, num_members=trials)
     exit_if_job_failed(command, options)
 
 
 @contextmanager
-def _new_array(cfg: Config, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> Iterator[None]:
+def _new_array(
+    cfg: Config, folder: Path, *, job: Job, run_dirs: Sequence[Path], wait: bool
+) -> Iterator[datetime | None]:
     """Make the folder of a job array with its code and a run directory per member, which shares that code.
 
     It is removed again if the array is not submitted.
+
+    Yields:
+        When the scheduler expects to start the job; None if that is not known.
     """
     queue_run.prepare_submission(cfg, project.PROJECT, wait=wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
+    start = feasibility.reject_impossible_job(job, cfg, render_script(job, cfg))
     with queue_run.remove_unless_submitted(folder, lambda: _reserve(folder, run_dirs)):
         snapshot.copy_code(folder)
         for run_dir in run_dirs:
             directory.create_run_dir(run_dir, free_bytes=0)
             (run_dir / "code").symlink_to(folder / "code")
-        yield
+        yield start
 
 
 def _reserve(folder: Path, run_dirs: Sequence[Path]) -> None:

@@ -30,14 +30,17 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
     cfg.run_dir = str(directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     run_dir = cfg.run_path
     job = make_job(cfg, run_dir=run_dir, program=program)
+    script = render_script(job, cfg)
     if options.dry_run:
-        print(render_script(job, cfg), end="")
+        print(script, end="")
         return run_dir
-    from hpc.submit.submission import exit_if_job_failed, submit_and_report  # only here: a dry run does not need it
+    from hpc.submit.feasibility import reject_impossible_job  # only here: a dry run needs neither
+    from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
     prepare_submission(cfg, project.PROJECT, wait=options.wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
+    start = reject_impossible_job(job, cfg, script)
 
     def reserve() -> None:
         directory.create_run_dir(run_dir)
@@ -46,7 +49,7 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
     with remove_unless_submitted(run_dir, reserve):
         snapshot.copy_code(run_dir)
         write_job_script(job, cfg, folder=run_dir)
-        command = submit_and_report(cfg, run_dir, options=options)
+        command = submit_and_report(cfg, run_dir, options=options, start=start)
     exit_if_job_failed(command, options)
     return run_dir
 

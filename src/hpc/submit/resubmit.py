@@ -15,6 +15,7 @@ from hpc.config.parse import parse
 from hpc.config.sections import Config
 from hpc.run import changes, directory, frozen_config
 from hpc.submit import duplicate_jobs
+from hpc.submit.feasibility import reject_impossible_job
 from hpc.submit.options import SubmitOptions
 from hpc.submit.queue_run import prepare_submission, reject_too_big
 from hpc.submit.scripts import (
@@ -78,7 +79,10 @@ def _submit_with_changes(
 
     is_changed = bool(scripts or cfg.resume_allow or changes.read_permission(run_dir))
     script = folder / "job.sh" if (folder / "job.sh") in scripts else run_dir / "job.sh"
-    return submit_and_report(cfg, run_dir, options=options, script=script, change=accept if is_changed else None)
+    text = files.read_text(script, errors="surrogateescape")
+    start = reject_impossible_job(make_job(cfg, run_dir=run_dir), cfg, text)
+    change_files = accept if is_changed else None
+    return submit_and_report(cfg, run_dir, options=options, start=start, script=script, change=change_files)
 
 
 def reject_not_submitted(run_dir: Path) -> None:

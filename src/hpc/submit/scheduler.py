@@ -42,9 +42,6 @@ KEYS_OF_MESSAGES = {
     "gres|gpu|resource|select|configuration": "cluster.request", "node": "trainer.num_nodes",
 }  # fmt: skip
 JOB_ID = re.compile(r"\d+(;\S+|(\[\])?(\.\S+)?)")  # 17;cluster of sbatch --parsable, 29[].server of qsub
-IMPOSSIBLE = "Requested node configuration is not available"  # Slurm's words for a job that no node can ever run
-KEYS_OF_NODES = "trainer.devices, cluster.cores_per_gpu, cluster.memory_gb, cluster.constraint"
-TEST_SECONDS = 30  # for `sbatch --test-only` to answer
 NOTICE_AFTER_SECONDS = 10  # then a note says that the scheduler has not answered yet
 
 
@@ -112,23 +109,6 @@ def _record_jobs(folder: Path, cfg: Config, *, job: Job, job_ids: Sequence[str])
     submission = {"time": time.time(), **cluster, "argv": sys.argv[1:], "name": job.name, **size}
     submission |= {"job": job_ids[0], "jobs": job_ids}
     (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
-
-
-def reject_impossible_job(script: Path) -> None:
-    """Raise `ConfigError` if Slurm would take the job and let it wait for ever: no node can have what it asks for.
-
-    What else `sbatch --test-only` says may pass, such as a node that is down, and is left to sbatch itself.
-    """
-    command = [find_submit_command("slurm"), "--test-only", str(script)]
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": TEST_SECONDS}
-    try:
-        done = subprocess.run(command, env=submit_environ(), **options)  # type: ignore[call-overload]
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    if done.returncode and IMPOSSIBLE in done.stderr:
-        rule = f"{IMPOSSIBLE}, says Slurm: the job would wait for ever, and is not queued"
-        fix = f"smaller values of {KEYS_OF_NODES}; sinfo -o '%P %D %c %m %G %f' shows what the nodes have"
-        raise ConfigError("sbatch", script, rule, fix)
 
 
 def describe_ignored_variables(environ: Mapping[str, str], cluster: ClusterConfig) -> list[str]:

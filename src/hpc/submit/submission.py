@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from subprocess import Popen
 
@@ -17,6 +18,7 @@ def submit_and_report(
     folder: Path,
     *,
     options: SubmitOptions,
+    start: datetime | None,
     num_members: int = 1,
     script: Path | None = None,
     change: Callable[[], None] | None = None,
@@ -24,6 +26,7 @@ def submit_and_report(
     """Submit the job script in `folder` and print the job's number, its log and its cost.
 
     Args:
+        start: when the scheduler expects to start the job; None if that is not known.
         script: the script to submit, if it is not in its place yet.
         change: what puts it there, and changes other files of the run, once the scheduler has accepted the job.
 
@@ -38,8 +41,6 @@ def submit_and_report(
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
         size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
-    if cfg.cluster.scheduler == "slurm":
-        scheduler.reject_impossible_job(script or folder / "job.sh")
     job_ids, command = scheduler.submit_job(
         script or folder / "job.sh", cfg, job=job, folder=folder, wait=options.wait, change=change
     )
@@ -49,7 +50,16 @@ def submit_and_report(
         log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], is_array=num_members > 1)
         print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
         print(f"asks for at most {size}: {cost}")
+        if start:
+            print(f"Slurm expects to start it {describe_start(start, datetime.now())}")
     return command
+
+
+def describe_start(start: datetime, now: datetime) -> str:
+    """Return an expected time in words. Both are times of this machine's zone, as Slurm prints them."""
+    if (start - now).total_seconds() < 60:
+        return "at once"
+    return f"at {start:%H:%M}" if start.date() == now.date() else f"on {start:%Y-%m-%d at %H:%M}"
 
 
 def exit_if_job_failed(command: Popen[str], options: SubmitOptions) -> None:

@@ -105,7 +105,8 @@ def test_a_changed_run_is_held_until_its_files_are_there(busy: Desk) -> None:
     is_slurm = os.environ["CLUSTER_OF_TEST"] == "slurm"
     seen = [busy.bin / f"config at {moment}" for moment in ("submission", "release")]
     busy.scheduler(f"cp mine/config.yaml '{seen[0]}'; echo 18")
-    busy.command("scontrol" if is_slurm else "qrls", f'echo "$@" >>"$0.argv"; cp mine/config.yaml \'{seen[1]}\'')
+    release = f'[[ " $* " != *" show "* ]] || exit 1; echo "$@" >>"$0.argv"; cp mine/config.yaml \'{seen[1]}\''
+    busy.command("scontrol" if is_slurm else "qrls", release)
     before = Path("mine/config.yaml").read_text()
     assert busy.type(*CHANGED) == 0
     assert busy.noted("scontrol.argv" if is_slurm else "qrls.argv") == ("release 18\n" if is_slurm else "18\n")

@@ -84,7 +84,7 @@ def test_a_job_that_can_never_start_is_not_queued(desk: Desk) -> None:
     said += "allocation failure: Requested node configuration is not available"
     desk.command("sbatch", f'[ "$1" = --test-only ] || exec /bin/echo 17; echo "{said}" >&2; exit 1')
     assert desk.type("cluster=slurm", "run_dir=mine") == 2
-    assert "would wait for ever" in desk.err and "cluster.cores_per_gpu" in desk.err and not Path("mine").exists()
+    assert "can never start this job" in desk.err and "cluster.cores_per_gpu" in desk.err and not Path("mine").exists()
     down = "allocation failure: Required node not available (down, drained or reserved)"  # it may be back soon
     for answer in (f'echo "{down}" >&2; exit 1', "exit 0"):
         desk.command("sbatch", f'[ "$1" = --test-only ] || exec /bin/echo 17; {answer}')

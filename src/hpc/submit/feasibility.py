@@ -1,0 +1,109 @@
+"""Ask the scheduler, before anything is written, whether a job can ever start.
+
+`sbatch --test-only` gets the very script. Slurm also takes jobs that it will never start, such as one that exceeds a
+limit of its QoS: a comparison with these limits finds them. PBS has no such test, so there all is compared.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+from hpc.config.errors import ConfigError, closest_word, raise_problems
+from hpc.config.sections import Config
+from hpc.jobs import slurm_machine
+from hpc.jobs.job import Job
+from hpc.jobs.machine import Machine
+from hpc.submit import limits, node_limits, scheduler
+
+TEST_SECONDS = 30  # for `sbatch --test-only` to answer
+START = re.compile(r"Job \S+ to start at (\S+)")
+NO_CONTACT = re.compile("unable to contact|timed out|connect failure|standby mode", re.IGNORECASE)
+# Slurm's messages about what will not change while a job waits (slurm_errno.c), and the keys that they are about.
+# All others may pass, such as a node that is down; what they mean is left to sbatch itself.
+FINAL_MESSAGES = {
+    "Requested node configuration is not available": node_limits.KEYS_OF_NODES,
+    "More processors requested than permitted": node_limits.KEYS_OF_NODES,
+    "Memory required by task is not available": "cluster.memory_gb",
+    "Node count specification invalid": "trainer.num_nodes",
+    "Requested time limit is invalid": "cluster.time",
+    "invalid partition|No partition specified": "cluster.partition",
+    "User's group not permitted to use this partition": "cluster.partition",
+    "Invalid account": "cluster.account",
+    "Invalid qos": "cluster.qos",
+    "Invalid feature": "cluster.constraint",
+    "Invalid generic resource": "cluster.request",
+    "Invalid license|reservation is invalid|unrecognized option|invalid option": "cluster.options",
+}
+
+
+def reject_impossible_job(job: Job, cfg: Config, script: str) -> datetime | None:
+    """Raise `ConfigError` if the job could never start, or the scheduler does not answer.
+
+    Args:
+        script: the text for sbatch or qsub.
+
+    Returns:
+        When Slurm expects to start it; None if that is not known.
+    """
+    if cfg.cluster.scheduler == "pbs":
+        return None
+    with ThreadPoolExecutor(1) as pool:
+        machine_answer = pool.submit(slurm_machine.query, uid=os.getuid())
+        message = test_script(script)
+        machine = machine_answer.result()
+    raise_problems(problems(job, cfg, message, machine))
+    start = START.search(message)
+    return datetime.fromisoformat(start[1]) if start else None
+
+
+def test_script(script: str) -> str:
+    """Return what `sbatch --test-only` says to a script. Raise `ConfigError` if it does not reach Slurm."""
+    command = [scheduler.find_submit_command("slurm"), "--test-only"]
+    options = {"input": script, "capture_output": True, "text": True, "errors": "replace", "timeout": TEST_SECONDS}
+    try:
+        done = subprocess.run(command, env=scheduler.submit_environ(), **options)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        message = f"sbatch has not answered within {TEST_SECONDS} seconds"
+    except OSError as error:
+        message = f"sbatch cannot be run: {error}"
+    else:
+        message = " ".join((done.stdout + done.stderr).split())
+        if not done.returncode or not NO_CONTACT.search(message):
+            return message
+    raise ConfigError("The scheduler", None, f"{message}. Nothing is queued", "the same again, in some minutes")
+
+
+def problems(job: Job, cfg: Config, message: str, machine: Machine) -> Iterator[ConfigError]:
+    """Yield why Slurm could never start the job. Pure.
+
+    Args:
+        message: of `sbatch --test-only`.
+        machine: what Slurm tells of its limits. Facts of nodes only explain a rejection, as Slurm knows them better.
+    """
+    found = limits.problems(job, machine)
+    key = next((key for words, key in FINAL_MESSAGES.items() if re.search(words, message)), None)
+    if key and not START.search(message):
+        found += node_limits.problems(job, cfg.cluster, machine) + list(_unknown_names(job, cfg, key, machine))
+        if not found:
+            text = re.sub(r"\b(allocation failure|sbatch: error): ", "", message)
+            rule = f"Slurm can never start this job, and says: {text}. Nothing is queued"
+            found = [ConfigError("sbatch", None, rule, f"another value of {key}")]
+    return iter(found)
+
+
+def _unknown_names(job: Job, cfg: Config, key: str, machine: Machine) -> Iterator[ConfigError]:
+    """Yield that a partition, account or QoS is none of those that this user has."""
+    accounts = [item for item in machine.associations if not job.account or item.account == job.account]
+    names: dict[str, Sequence[str]] = {
+        "cluster.partition": list(dict.fromkeys(partition.name for partition in machine.partitions)),
+        "cluster.account": sorted({item.account for item in machine.associations}),
+        "cluster.qos": sorted({name for item in accounts for name in item.qos_names}),
+    }
+    given = {"cluster.partition": job.partition, "cluster.account": job.account, "cluster.qos": job.qos}
+    if names.get(key) and given[key] not in names[key]:
+        rule = f"must be one that you may use on this cluster: {', '.join(names[key])}"
+        fix = f"{key}={closest_word(given[key] or '', names[key], names[key][0])}"
+        yield ConfigError(key, given[key] or "null", rule, fix)

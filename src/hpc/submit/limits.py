@@ -1,0 +1,93 @@
+"""Compare a job with the limits of a machine: what it can never be given, key by key. Pure."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from hpc.config.errors import ConfigError
+from hpc.config.walltime import format_walltime
+from hpc.jobs.job import Job
+from hpc.jobs.machine import Association, Limits, Machine, Partition, QoS
+
+# Flags of a QoS: limits of a partition that it lifts, and that its own come first (Slurm: resource_limits, sacctmgr).
+TIME_FLAG, NODES_FLAG, MIN_NODES_FLAG = "PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"
+FIRST_FLAG = "OverPartQOS"
+
+
+def problems(job: Job, machine: Machine) -> list[ConfigError]:
+    """Return why the job would wait for ever, one error for each key; none if it may start in one of its partitions.
+
+    Slurm takes such a job, unless the site has set EnforcePartLimits or the flag DenyOnLimit.
+    """
+    of_job = [item for item in machine.associations if job.account in (None, item.account)]
+    pairs = product(machine.partitions_of(job.partition), of_job or [None])
+    answers = (list(_pair_problems(job, partition, account, machine)) for partition, account in pairs)
+    return min(answers, key=len, default=[])
+
+
+def _pair_problems(
+    job: Job, partition: Partition, association: Association | None, machine: Machine
+) -> Iterator[ConfigError]:
+    """Yield what exceeds the limits of one partition for one account."""
+    account = job.account or (association and association.account)
+    qos_name = job.qos or (association and association.default_qos)
+    where = f"in partition {partition.name}"
+    for key, name, allowed in (
+        ("account", account, partition.accounts),
+        ("qos", qos_name, partition.qos_names),
+    ):
+        if name and allowed is not None and name not in allowed:
+            names = ", ".join(sorted(allowed))
+            rule = f"must be one of those that may be used {where}: {names}"
+            yield ConfigError(f"cluster.{key}", name, rule, f"cluster.{key}={sorted(allowed)[0]}, or another partition")
+    qos = machine.qos.get(qos_name or "")
+    yield from _partition_problems(job, partition, qos.flags if qos else frozenset())
+    if machine.enforces_limits:
+        yield from _limit_problems(job, _ordered_limits(partition, qos, association, machine.qos))
+
+
+def _partition_problems(job: Job, partition: Partition, flags: frozenset[str]) -> Iterator[ConfigError]:
+    where = f"of a job in partition {partition.name}"
+    if partition.max_seconds is not None and TIME_FLAG not in flags:
+        yield from _time_problems(job, partition.max_seconds, where)
+    if partition.max_nodes is not None and job.nodes > partition.max_nodes and NODES_FLAG not in flags:
+        rule = f"must be at most {partition.max_nodes}, the most nodes {where}"
+        yield ConfigError("trainer.num_nodes", job.nodes, rule, f"trainer.num_nodes={partition.max_nodes}")
+    if job.nodes < partition.min_nodes and MIN_NODES_FLAG not in flags:
+        rule = f"must be at least {partition.min_nodes}, the fewest nodes {where}"
+        yield ConfigError("trainer.num_nodes", job.nodes, rule, f"trainer.num_nodes={partition.min_nodes}")
+
+
+def _ordered_limits(
+    partition: Partition, qos: QoS | None, association: Association | None, all_qos: Mapping[str, QoS]
+) -> list[tuple[str, Limits]]:
+    """Return the limits in Slurm's order, of which the first that is set counts, and where each is from."""
+    of_partition = all_qos.get(partition.qos or "")
+    by_qos = [(f"qos {item.name}", item.limits) for item in (of_partition, qos) if item]
+    if qos and FIRST_FLAG in qos.flags:
+        by_qos.reverse()
+    return by_qos + ([(f"account {association.account}", association.limits)] if association else [])
+
+
+def _limit_problems(job: Job, limits: list[tuple[str, Limits]]) -> Iterator[ConfigError]:
+    """Yield what exceeds the first limit that is set, of time and of each resource."""
+    for source, limit in limits:
+        if limit.max_seconds is not None:
+            yield from _time_problems(job, limit.max_seconds, f"of a job with {source}")
+            break
+    gpus, cpus = job.nodes * job.gpus_per_node, job.nodes * job.tasks_per_node * (job.cores_per_task or 1)
+    for name, number, key, unit in (
+        ("node", job.nodes, "trainer.num_nodes", "nodes"),
+        ("gres/gpu", gpus, "trainer.num_nodes x trainer.devices", "GPUs"),
+        ("cpu", cpus, "the number of devices x cluster.cores_per_gpu", "CPUs"),
+    ):
+        set_by = next(((where, limit.resources[name]) for where, limit in limits if name in limit.resources), None)
+        if set_by and number > set_by[1]:
+            rule = f"must be at most {set_by[1]}, the most {unit} of a job with {set_by[0]}"
+            yield ConfigError(key, number, rule, f"fewer {unit}, or another cluster.qos= or cluster.account=")
+
+
+def _time_problems(job: Job, max_seconds: int, where: str) -> Iterator[ConfigError]:
+    if job.walltime_seconds > max_seconds:
+        longest = format_walltime(max_seconds)
+        rule = f"must be at most {longest}, the longest time {where}"
+        yield ConfigError("cluster.time", format_walltime(job.walltime_seconds), rule, f"cluster.time={longest}")

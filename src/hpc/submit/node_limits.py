@@ -1,0 +1,90 @@
+"""Compare what each node of a job needs with the nodes of its partitions. Pure."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from hpc.config.errors import ConfigError
+from hpc.config.sections import ClusterConfig
+from hpc.jobs.job import Job
+from hpc.jobs.machine import Machine, NodeGroup
+
+KEYS_OF_NODES = "trainer.devices, cluster.cores_per_gpu, cluster.memory_gb, cluster.constraint"
+MIB_PER_GIB = 1024  # Slurm's G of --mem is 1024 of its M
+# In --gres=gpu:a100:4 and --gpus-per-node=h100:4.
+GPU_TYPE = re.compile(r"(?:gpu:|gpus-per-node=)([A-Za-z][\w.-]*):\d")
+ALL_FEATURES = re.compile(r"[\w.-]+(?:&[\w.-]+)*")  # of --constraint; other expressions are left to the scheduler
+
+Need = tuple[Callable[[NodeGroup], bool], ConfigError]  # whether a node has it, and the error where none has
+
+
+def problems(job: Job, cluster: ClusterConfig, machine: Machine) -> list[ConfigError]:
+    """Return what no node of the job's partitions has; or how many nodes have all of it, if these are too few."""
+    partitions = machine.partitions_of(job.partition)
+    groups = machine.nodes_of(partitions)
+    if not groups:
+        return []
+    needs = list(_needs(job, cluster, groups))
+    if lacking := [error for has, error in needs if not any(map(has, groups))]:
+        return lacking
+    suitable = [group for group in groups if all(has(group) for has, _ in needs)]
+    most = max((count_nodes(suitable, part.name) for part in partitions), default=0)
+    if job.nodes <= most:
+        return []
+    rule = f"must be at most {most}: so many nodes {_where(groups)} have all that each node of the job asks for"
+    fix = f"trainer.num_nodes={most}" if most else f"smaller values of {KEYS_OF_NODES}"
+    return [ConfigError("trainer.num_nodes", job.nodes, rule, fix)]
+
+
+def count_nodes(groups: Sequence[NodeGroup], partition: str) -> int:
+    """Return the number of nodes of a partition in these groups."""
+    return sum(group.num_nodes for group in groups if group.partition == partition)
+
+
+def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]) -> Iterator[Need]:
+    """Yield what each node of the job must have."""
+    where, tasks = _where(groups), job.tasks_per_node
+    cpus_needed, cpus = tasks * (job.cores_per_task or 1), max(group.cpus for group in groups)
+    rule = f"must be at most {cpus // tasks}, as {tasks} tasks share the {cpus} CPUs of a node {where}"
+    fix = f"cluster.cores_per_gpu={cpus // tasks}" if cpus >= tasks else f"trainer.devices={cpus}"
+    error = ConfigError("cluster.cores_per_gpu", job.cores_per_task, rule, fix)
+    yield (lambda group: group.cpus >= cpus_needed), error
+    if job.memory_gb:
+        memory_mb, most_gb = job.memory_gb * MIB_PER_GIB, max(group.memory_mb for group in groups) // MIB_PER_GIB
+        rule = f"must be at most {most_gb}, the memory of a node {where} in GiB"
+        error = ConfigError("cluster.memory_gb", cluster.memory_gb, rule, f"cluster.memory_gb={most_gb}")
+        yield (lambda group: group.memory_mb >= memory_mb), error
+    if job.request and job.gpus_per_node:
+        yield _gpu_need(job, job.request, groups)
+    if job.constraint and ALL_FEATURES.fullmatch(job.constraint):
+        features = frozenset(job.constraint.split("&"))
+        known = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"
+        rule = f"must name features of nodes {where}, which are {known}"
+        error = ConfigError("cluster.constraint", job.constraint, rule, "cluster.constraint=null, or one of these")
+        yield (lambda group: features <= group.features), error
+
+
+def _gpu_need(job: Job, request: str, groups: Sequence[NodeGroup]) -> Need:
+    """Return that a node has so many GPUs, of the type that `cluster.request` names."""
+    where, match = _where(groups), GPU_TYPE.search(request)
+    kinds = sorted({kind for group in groups for kind in group.gpus if kind})
+
+    def count(group: NodeGroup) -> int:
+        return sum(number for kind, number in group.gpus.items() if not match or kind == match[1])
+
+    most = max(map(count, groups))
+    if match and kinds and not most:
+        rule = f"must name a type of GPU that nodes {where} have: {', '.join(kinds)}"
+        fix = f"{request.replace(match[1], kinds[0])} as the request of the cluster's file"
+        error = ConfigError("cluster.request", request, rule, fix)
+    elif most:
+        rule = f"must be at most {most}, the number of GPUs of a node {where}"
+        fix = f"trainer.devices={most}, and gpus_per_node in the cluster's file"
+        error = ConfigError("trainer.devices", job.tasks_per_node, rule, fix)
+    else:
+        rule = f"asks for GPUs, and no node {where} has such ones"
+        error = ConfigError("cluster.request", request, rule, "another cluster.partition=")
+    return (lambda group: count(group) >= job.gpus_per_node), error
+
+
+def _where(groups: Sequence[NodeGroup]) -> str:
+    return f"in partition {' or '.join(dict.fromkeys(group.partition for group in groups))}"
