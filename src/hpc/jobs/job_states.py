@@ -111,20 +111,20 @@ def _query_pbs(jobs: set[str], owners: set[int]) -> dict[str, JobState] | None:
             return {} if not numbers else None
         is_one_unknown = re.search("Unknown Job|has finished", answer.stderr)  # it lists the others nevertheless
         if "job history" not in answer.stderr and (answer.returncode == 0 or is_one_unknown):
-            jobs_of_owners = _select_owned(_parse_dsv(answer.stdout), owners)
+            jobs_of_owners = _select_owned(parse_dsv(answer.stdout), owners)
             return {number: _pbs_state(job) for number, job in jobs_of_owners.items()}
     return None
 
 
-def _parse_dsv(text: str) -> dict[str, dict[str, str]]:
-    """Parse one job per line: `Job Id: 17.server|job_state=R|resources_used.mem=3gb`, where \\| is a | in a value."""
-    jobs = {}
+def parse_dsv(text: str, prefix: str = "Job Id: ") -> dict[str, dict[str, str]]:
+    """Parse one item per line: `Job Id: 17.server|job_state=R|resources_used.mem=3gb`, where \\| is a | in a value."""
+    items = {}
     for line in text.split("\n"):
-        number, *fields = re.findall(r"(?:\\.|[^|])+", line) or [""]
-        if number.startswith("Job Id: "):
+        name, *fields = re.findall(r"(?:\\.|[^|])+", line) or [""]
+        if name.startswith(prefix):
             pairs = (re.sub(r"\\([|\\])", r"\1", field).partition("=") for field in fields)
-            jobs[number.removeprefix("Job Id: ").split(".")[0]] = {key: value for key, _, value in pairs}
-    return jobs
+            items[name.removeprefix(prefix).split(".")[0]] = {key: value for key, _, value in pairs}
+    return items
 
 
 def _select_owned(jobs: dict[str, dict[str, str]], owners: Iterable[int]) -> dict[str, dict[str, str]]:

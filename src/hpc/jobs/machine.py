@@ -18,6 +18,7 @@ class Partition:
         qos: its own quality of service, whose limits come before those of the job's.
         accounts: that may use it; None: all.
         qos_names: that may be used in it; None: all.
+        destinations: of a queue that only passes jobs on, the queues to which it does.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Partition:
     qos: str | None = None
     accounts: frozenset[str] | None = None
     qos_names: frozenset[str] | None = None
+    destinations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Machine:
     Attributes:
         associations: the accounts of this user.
         enforces_limits: whether those of accounts and QoS hold.
+        partition_word: how the scheduler's users call one: partition or queue.
         unanswered: commands that are missing, failed, or printed something else. Their parts are empty.
     """
 
@@ -97,12 +100,17 @@ class Machine:
     associations: tuple[Association, ...] = ()
     qos: Mapping[str, QoS] = field(default_factory=dict)
     enforces_limits: bool = False
+    partition_word: str = "partition"
     unanswered: tuple[str, ...] = ()
 
     def partitions_of(self, names: str | None) -> list[Partition]:
         """Return those that a job with this option may go to: one name, several with commas, None for the default."""
-        wanted = (names or "").split(",")
-        return [part for part in self.partitions if (part.name in wanted if names else part.is_default)]
+        words = (names or "").split(",")
+        asked = [part for part in self.partitions if (part.name in words if names else part.is_default)]
+        passed_on = {name for part in asked for name in part.destinations}
+        return [part for part in asked if not part.destinations] + [
+            part for part in self.partitions if part.name in passed_on
+        ]
 
     def nodes_of(self, partitions: list[Partition]) -> list[NodeGroup]:
         """Return the groups of nodes of these partitions."""

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from hpc.config.errors import ConfigError, closest_word, raise_problems
-from hpc.config.sections import Config
-from hpc.jobs import slurm_machine
+from hpc.config.sections import ClusterConfig, Config
+from hpc.jobs import pbs_machine, slurm_machine
 from hpc.jobs.job import Job
 from hpc.jobs.machine import Machine
 from hpc.submit import limits, node_limits, scheduler
@@ -49,6 +49,7 @@ def reject_impossible_job(job: Job, cfg: Config, script: str) -> datetime | None
         When Slurm expects to start it; None if that is not known.
     """
     if cfg.cluster.scheduler == "pbs":
+        raise_problems(problems_on_pbs(job, cfg.cluster, pbs_machine.query()))
         return None
     with ThreadPoolExecutor(1) as pool:
         machine_answer = pool.submit(slurm_machine.query, uid=os.getuid())
@@ -86,7 +87,7 @@ def problems(job: Job, cfg: Config, message: str, machine: Machine) -> Iterator[
     found = limits.problems(job, machine)
     key = next((key for words, key in FINAL_MESSAGES.items() if re.search(words, message)), None)
     if key and not START.search(message):
-        found += node_limits.problems(job, cfg.cluster, machine) + list(_unknown_names(job, cfg, key, machine))
+        found += node_limits.problems(job, cfg.cluster, machine) + list(_unknown_names(job, key, machine))
         if not found:
             text = re.sub(r"\b(allocation failure|sbatch: error): ", "", message)
             rule = f"Slurm can never start this job, and says: {text}. Nothing is queued"
@@ -94,7 +95,15 @@ def problems(job: Job, cfg: Config, message: str, machine: Machine) -> Iterator[
     return iter(found)
 
 
-def _unknown_names(job: Job, cfg: Config, key: str, machine: Machine) -> Iterator[ConfigError]:
+def problems_on_pbs(job: Job, cluster: ClusterConfig, machine: Machine) -> Iterator[ConfigError]:
+    """Yield why PBS could never start the job. qsub takes what no node has, and the job waits for ever. Pure."""
+    if job.partition:
+        yield from _unknown_names(job, "cluster.partition", machine)
+    yield from limits.problems(job, machine)
+    yield from node_limits.problems(job, cluster, machine)
+
+
+def _unknown_names(job: Job, key: str, machine: Machine) -> Iterator[ConfigError]:
     """Yield that a partition, account or QoS is none of those that this user has."""
     accounts = [item for item in machine.associations if not job.account or item.account == job.account]
     names: dict[str, Sequence[str]] = {
@@ -103,7 +112,7 @@ def _unknown_names(job: Job, cfg: Config, key: str, machine: Machine) -> Iterato
         "cluster.qos": sorted({name for item in accounts for name in item.qos_names}),
     }
     given = {"cluster.partition": job.partition, "cluster.account": job.account, "cluster.qos": job.qos}
-    if names.get(key) and given[key] not in names[key]:
+    if names.get(key) and not set((given[key] or "").split(",")) <= set(names[key]):
         rule = f"must be one that you may use on this cluster: {', '.join(names[key])}"
         fix = f"{key}={closest_word(given[key] or '', names[key], names[key][0])}"
         yield ConfigError(key, given[key] or "null", rule, fix)

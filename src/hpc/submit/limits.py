@@ -1,5 +1,6 @@
 """Compare a job with the limits of a machine: what it can never be given, key by key. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 
@@ -19,9 +20,15 @@ def problems(job: Job, machine: Machine) -> list[ConfigError]:
     Slurm takes such a job, unless the site has set EnforcePartLimits or the flag DenyOnLimit.
     """
     of_job = [item for item in machine.associations if job.account in (None, item.account)]
-    pairs = product(machine.partitions_of(job.partition), of_job or [None])
+    partitions = sorted(machine.partitions_of(job.partition), key=_generosity, reverse=True)
+    pairs = product(partitions, of_job or [None])
     answers = (list(_pair_problems(job, partition, account, machine)) for partition, account in pairs)
     return min(answers, key=len, default=[])
+
+
+def _generosity(partition: Partition) -> tuple[float, float]:
+    """Return by how much a partition allows: of several, the problems of the most generous one are told."""
+    return partition.max_nodes or math.inf, partition.max_seconds or math.inf
 
 
 def _pair_problems(
@@ -30,7 +37,7 @@ def _pair_problems(
     """Yield what exceeds the limits of one partition for one account."""
     account = job.account or (association and association.account)
     qos_name = job.qos or (association and association.default_qos)
-    where = f"in partition {partition.name}"
+    where = f"in {machine.partition_word} {partition.name}"
     for key, name, allowed in (
         ("account", account, partition.accounts),
         ("qos", qos_name, partition.qos_names),
@@ -38,15 +45,17 @@ def _pair_problems(
         if name and allowed is not None and name not in allowed:
             names = ", ".join(sorted(allowed))
             rule = f"must be one of those that may be used {where}: {names}"
-            yield ConfigError(f"cluster.{key}", name, rule, f"cluster.{key}={sorted(allowed)[0]}, or another partition")
+            yield ConfigError(
+                f"cluster.{key}", name, rule, f"cluster.{key}={sorted(allowed)[0]}, or another {machine.partition_word}"
+            )
     qos = machine.qos.get(qos_name or "")
-    yield from _partition_problems(job, partition, qos.flags if qos else frozenset())
+    yield from _partition_problems(job, partition, where, qos.flags if qos else frozenset())
     if machine.enforces_limits:
         yield from _limit_problems(job, _ordered_limits(partition, qos, association, machine.qos))
 
 
-def _partition_problems(job: Job, partition: Partition, flags: frozenset[str]) -> Iterator[ConfigError]:
-    where = f"of a job in partition {partition.name}"
+def _partition_problems(job: Job, partition: Partition, where: str, flags: frozenset[str]) -> Iterator[ConfigError]:
+    where = f"of a job {where}"
     if partition.max_seconds is not None and TIME_FLAG not in flags:
         yield from _time_problems(job, partition.max_seconds, where)
     if partition.max_nodes is not None and job.nodes > partition.max_nodes and NODES_FLAG not in flags:

@@ -12,7 +12,8 @@ KEYS_OF_NODES = "trainer.devices, cluster.cores_per_gpu, cluster.memory_gb, clus
 MIB_PER_GIB = 1024  # Slurm's G of --mem is 1024 of its M
 # In --gres=gpu:a100:4 and --gpus-per-node=h100:4.
 GPU_TYPE = re.compile(r"(?:gpu:|gpus-per-node=)([A-Za-z][\w.-]*):\d")
-ALL_FEATURES = re.compile(r"[\w.-]+(?:&[\w.-]+)*")  # of --constraint; other expressions are left to the scheduler
+# Features that nodes must all have: `a&b` of Slurm, `a=1:b=2` of PBS. Other expressions are left to the scheduler.
+ALL_FEATURES = re.compile(r"[\w.=-]+(?:[&:][\w.=-]+)*")
 
 Need = tuple[Callable[[NodeGroup], bool], ConfigError]  # whether a node has it, and the error where none has
 
@@ -23,14 +24,15 @@ def problems(job: Job, cluster: ClusterConfig, machine: Machine) -> list[ConfigE
     groups = machine.nodes_of(partitions)
     if not groups:
         return []
-    needs = list(_needs(job, cluster, groups))
+    where = f"in {machine.partition_word} {' or '.join(partition.name for partition in partitions)}"
+    needs = list(_needs(job, cluster, groups, where))
     if lacking := [error for has, error in needs if not any(map(has, groups))]:
         return lacking
     suitable = [group for group in groups if all(has(group) for has, _ in needs)]
     most = max((count_nodes(suitable, part.name) for part in partitions), default=0)
     if job.nodes <= most:
         return []
-    rule = f"must be at most {most}: so many nodes {_where(groups)} have all that each node of the job asks for"
+    rule = f"must be at most {most}: so many nodes {where} have all that each node of the job asks for"
     fix = f"trainer.num_nodes={most}" if most else f"smaller values of {KEYS_OF_NODES}"
     return [ConfigError("trainer.num_nodes", job.nodes, rule, fix)]
 
@@ -40,10 +42,10 @@ def count_nodes(groups: Sequence[NodeGroup], partition: str) -> int:
     return sum(group.num_nodes for group in groups if group.partition == partition)
 
 
-def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]) -> Iterator[Need]:
+def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup], where: str) -> Iterator[Need]:
     """Yield what each node of the job must have."""
-    where, tasks = _where(groups), job.tasks_per_node
-    cpus_needed, cpus = tasks * (job.cores_per_task or 1), max(group.cpus for group in groups)
+    tasks = job.tasks_per_node
+    cpus_needed, cpus = count_cpus(job, cluster), max(group.cpus for group in groups)
     rule = f"must be at most {cpus // tasks}, as {tasks} tasks share the {cpus} CPUs of a node {where}"
     fix = f"cluster.cores_per_gpu={cpus // tasks}" if cpus >= tasks else f"trainer.devices={cpus}"
     error = ConfigError("cluster.cores_per_gpu", job.cores_per_task, rule, fix)
@@ -53,19 +55,27 @@ def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup]) -> Ite
         rule = f"must be at most {most_gb}, the memory of a node {where} in GiB"
         error = ConfigError("cluster.memory_gb", cluster.memory_gb, rule, f"cluster.memory_gb={most_gb}")
         yield (lambda group: group.memory_mb >= memory_mb), error
-    if job.request and job.gpus_per_node:
-        yield _gpu_need(job, job.request, groups)
+    if job.request and job.gpus_per_node and (cluster.scheduler == "slurm" or "ngpus=" in job.request):
+        yield _gpu_need(job, job.request, groups, where)
     if job.constraint and ALL_FEATURES.fullmatch(job.constraint):
-        features = frozenset(job.constraint.split("&"))
+        features = frozenset(re.split("[&:]", job.constraint))
         known = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"
         rule = f"must name features of nodes {where}, which are {known}"
         error = ConfigError("cluster.constraint", job.constraint, rule, "cluster.constraint=null, or one of these")
         yield (lambda group: features <= group.features), error
 
 
-def _gpu_need(job: Job, request: str, groups: Sequence[NodeGroup]) -> Need:
+def count_cpus(job: Job, cluster: ClusterConfig) -> int:
+    """Return the CPUs that the job asks for on each node. On PBS they are a part of `cluster.request`."""
+    if cluster.scheduler == "slurm":
+        return job.tasks_per_node * (job.cores_per_task or 1)
+    match = re.search(r"\bncpus=(\d+)", job.request or "")
+    return int(match[1]) if match else 1
+
+
+def _gpu_need(job: Job, request: str, groups: Sequence[NodeGroup], where: str) -> Need:
     """Return that a node has so many GPUs, of the type that `cluster.request` names."""
-    where, match = _where(groups), GPU_TYPE.search(request)
+    match = GPU_TYPE.search(request)
     kinds = sorted({kind for group in groups for kind in group.gpus if kind})
 
     def count(group: NodeGroup) -> int:
@@ -81,10 +91,6 @@ def _gpu_need(job: Job, request: str, groups: Sequence[NodeGroup]) -> Need:
         fix = f"trainer.devices={most}, and gpus_per_node in the cluster's file"
         error = ConfigError("trainer.devices", job.tasks_per_node, rule, fix)
     else:
-        rule = f"asks for GPUs, and no node {where} has such ones"
+        rule = f"must not ask for such GPUs, as no node {where} has any"
         error = ConfigError("cluster.request", request, rule, "another cluster.partition=")
     return (lambda group: count(group) >= job.gpus_per_node), error
-
-
-def _where(groups: Sequence[NodeGroup]) -> str:
-    return f"in partition {' or '.join(dict.fromkeys(group.partition for group in groups))}"
