@@ -13,9 +13,9 @@ from datetime import datetime
 
 from hpc.config.errors import ConfigError, closest_word, raise_problems
 from hpc.config.sections import ClusterConfig, Config
-from hpc.jobs import pbs_machine, slurm_machine
+from hpc.jobs import pbs_inventory, slurm_inventory
+from hpc.jobs.inventory import Inventory
 from hpc.jobs.job import Job
-from hpc.jobs.machine import Machine
 from hpc.submit import limits, node_limits, scheduler
 
 TEST_SECONDS = 30  # for `sbatch --test-only` to answer
@@ -49,13 +49,13 @@ def reject_impossible_job(job: Job, cfg: Config, script: str) -> datetime | None
         When Slurm expects to start it; None if that is not known.
     """
     if cfg.cluster.scheduler == "pbs":
-        raise_problems(problems_on_pbs(job, cfg.cluster, pbs_machine.query()))
+        raise_problems(problems_on_pbs(job, cfg.cluster, pbs_inventory.query()))
         return None
     with ThreadPoolExecutor(1) as pool:
-        machine_answer = pool.submit(slurm_machine.query, uid=os.getuid())
+        inventory_answer = pool.submit(slurm_inventory.query, uid=os.getuid())
         message = test_script(script)
-        machine = machine_answer.result()
-    raise_problems(problems(job, cfg, message, machine))
+        inventory = inventory_answer.result()
+    raise_problems(problems(job, cfg, message, inventory))
     start = START.search(message)
     return datetime.fromisoformat(start[1]) if start else None
 
@@ -77,17 +77,17 @@ def test_script(script: str) -> str:
     raise ConfigError("The scheduler", None, f"{message}. Nothing is queued", "the same again, in some minutes")
 
 
-def problems(job: Job, cfg: Config, message: str, machine: Machine) -> Iterator[ConfigError]:
+def problems(job: Job, cfg: Config, message: str, inventory: Inventory) -> Iterator[ConfigError]:
     """Yield why Slurm could never start the job. Pure.
 
     Args:
         message: of `sbatch --test-only`.
-        machine: what Slurm tells of its limits. Facts of nodes only explain a rejection, as Slurm knows them better.
+        inventory: what Slurm tells of its limits. Facts of nodes only explain a rejection, as Slurm knows them better.
     """
-    found = limits.problems(job, machine)
+    found = limits.problems(job, inventory)
     key = next((key for words, key in FINAL_MESSAGES.items() if re.search(words, message)), None)
     if key and not START.search(message):
-        found += node_limits.problems(job, cfg.cluster, machine) + list(_unknown_names(job, key, machine))
+        found += node_limits.problems(job, cfg.cluster, inventory) + list(_unknown_names(job, key, inventory))
         if not found:
             text = re.sub(r"\b(allocation failure|sbatch: error): ", "", message)
             rule = f"Slurm can never start this job, and says: {text}. Nothing is queued"
@@ -95,20 +95,20 @@ def problems(job: Job, cfg: Config, message: str, machine: Machine) -> Iterator[
     return iter(found)
 
 
-def problems_on_pbs(job: Job, cluster: ClusterConfig, machine: Machine) -> Iterator[ConfigError]:
+def problems_on_pbs(job: Job, cluster: ClusterConfig, inventory: Inventory) -> Iterator[ConfigError]:
     """Yield why PBS could never start the job. qsub takes what no node has, and the job waits for ever. Pure."""
     if job.partition:
-        yield from _unknown_names(job, "cluster.partition", machine)
-    yield from limits.problems(job, machine)
-    yield from node_limits.problems(job, cluster, machine)
+        yield from _unknown_names(job, "cluster.partition", inventory)
+    yield from limits.problems(job, inventory)
+    yield from node_limits.problems(job, cluster, inventory)
 
 
-def _unknown_names(job: Job, key: str, machine: Machine) -> Iterator[ConfigError]:
+def _unknown_names(job: Job, key: str, inventory: Inventory) -> Iterator[ConfigError]:
     """Yield that a partition, account or QoS is none of those that this user has."""
-    accounts = [item for item in machine.associations if not job.account or item.account == job.account]
+    accounts = [item for item in inventory.associations if not job.account or item.account == job.account]
     names: dict[str, Sequence[str]] = {
-        "cluster.partition": list(dict.fromkeys(partition.name for partition in machine.partitions)),
-        "cluster.account": sorted({item.account for item in machine.associations}),
+        "cluster.partition": list(dict.fromkeys(partition.name for partition in inventory.partitions)),
+        "cluster.account": sorted({item.account for item in inventory.associations}),
         "cluster.qos": sorted({name for item in accounts for name in item.qos_names}),
     }
     given = {"cluster.partition": job.partition, "cluster.account": job.account, "cluster.qos": job.qos}

@@ -1,4 +1,4 @@
-"""Compare a job with the limits of a machine: what it can never be given, key by key. Pure."""
+"""Compare a job with the limits that a scheduler tells: what it can never be given, key by key. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,23 +6,23 @@ from itertools import product
 
 from hpc.config.errors import ConfigError
 from hpc.config.walltime import format_walltime
+from hpc.jobs.inventory import Association, Inventory, Limits, Partition, QoS
 from hpc.jobs.job import Job
-from hpc.jobs.machine import Association, Limits, Machine, Partition, QoS
 
 # Flags of a QoS: limits of a partition that it lifts, and that its own come first (Slurm: resource_limits, sacctmgr).
 TIME_FLAG, NODES_FLAG, MIN_NODES_FLAG = "PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"
 FIRST_FLAG = "OverPartQOS"
 
 
-def problems(job: Job, machine: Machine) -> list[ConfigError]:
+def problems(job: Job, inventory: Inventory) -> list[ConfigError]:
     """Return why the job would wait for ever, one error for each key; none if it may start in one of its partitions.
 
     Slurm takes such a job, unless the site has set EnforcePartLimits or the flag DenyOnLimit.
     """
-    of_job = [item for item in machine.associations if job.account in (None, item.account)]
-    partitions = sorted(machine.partitions_of(job.partition), key=_generosity, reverse=True)
+    of_job = [item for item in inventory.associations if job.account in (None, item.account)]
+    partitions = sorted(inventory.partitions_of(job.partition), key=_generosity, reverse=True)
     pairs = product(partitions, of_job or [None])
-    answers = (list(_pair_problems(job, partition, account, machine)) for partition, account in pairs)
+    answers = (list(_pair_problems(job, partition, account, inventory)) for partition, account in pairs)
     return min(answers, key=len, default=[])
 
 
@@ -32,12 +32,12 @@ def _generosity(partition: Partition) -> tuple[float, float]:
 
 
 def _pair_problems(
-    job: Job, partition: Partition, association: Association | None, machine: Machine
+    job: Job, partition: Partition, association: Association | None, inventory: Inventory
 ) -> Iterator[ConfigError]:
     """Yield what exceeds the limits of one partition for one account."""
     account = job.account or (association and association.account)
     qos_name = job.qos or (association and association.default_qos)
-    where = f"in {machine.partition_word} {partition.name}"
+    where = f"in {inventory.partition_word} {partition.name}"
     for key, name, allowed in (
         ("account", account, partition.accounts),
         ("qos", qos_name, partition.qos_names),
@@ -46,12 +46,15 @@ def _pair_problems(
             names = ", ".join(sorted(allowed))
             rule = f"must be one of those that may be used {where}: {names}"
             yield ConfigError(
-                f"cluster.{key}", name, rule, f"cluster.{key}={sorted(allowed)[0]}, or another {machine.partition_word}"
+                f"cluster.{key}",
+                name,
+                rule,
+                f"cluster.{key}={sorted(allowed)[0]}, or another {inventory.partition_word}",
             )
-    qos = machine.qos.get(qos_name or "")
+    qos = inventory.qos.get(qos_name or "")
     yield from _partition_problems(job, partition, where, qos.flags if qos else frozenset())
-    if machine.enforces_limits:
-        yield from _limit_problems(job, _ordered_limits(partition, qos, association, machine.qos))
+    if inventory.enforces_limits:
+        yield from _limit_problems(job, _ordered_limits(partition, qos, association, inventory.qos))
 
 
 def _partition_problems(job: Job, partition: Partition, where: str, flags: frozenset[str]) -> Iterator[ConfigError]:

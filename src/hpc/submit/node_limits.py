@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpc.config.errors import ConfigError
 from hpc.config.sections import ClusterConfig
+from hpc.jobs.inventory import Inventory, NodeGroup
 from hpc.jobs.job import Job
-from hpc.jobs.machine import Machine, NodeGroup
 
 KEYS_OF_NODES = "trainer.devices, cluster.cores_per_gpu, cluster.memory_gb, cluster.constraint"
 MIB_PER_GIB = 1024  # Slurm's G of --mem is 1024 of its M
@@ -18,13 +18,13 @@ ALL_FEATURES = re.compile(r"[\w.=-]+(?:[&:][\w.=-]+)*")
 Need = tuple[Callable[[NodeGroup], bool], ConfigError]  # whether a node has it, and the error where none has
 
 
-def problems(job: Job, cluster: ClusterConfig, machine: Machine) -> list[ConfigError]:
+def problems(job: Job, cluster: ClusterConfig, inventory: Inventory) -> list[ConfigError]:
     """Return what no node of the job's partitions has; or how many nodes have all of it, if these are too few."""
-    partitions = machine.partitions_of(job.partition)
-    groups = machine.nodes_of(partitions)
+    partitions = inventory.partitions_of(job.partition)
+    groups = inventory.nodes_of(partitions)
     if not groups:
         return []
-    where = f"in {machine.partition_word} {' or '.join(partition.name for partition in partitions)}"
+    where = f"in {inventory.partition_word} {' or '.join(partition.name for partition in partitions)}"
     needs = list(_needs(job, cluster, groups, where))
     if lacking := [error for has, error in needs if not any(map(has, groups))]:
         return lacking

@@ -1,4 +1,4 @@
-"""Check that a job which a machine can never give what it asks for is told so, key by key."""
+"""Check that a job which a inventory can never give what it asks for is told so, key by key."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from hpc.config.sections import ClusterConfig
-from hpc.jobs import slurm_machine
+from hpc.jobs import slurm_inventory
+from hpc.jobs.inventory import Inventory, Limits, QoS
 from hpc.jobs.job import Job
-from hpc.jobs.machine import Limits, Machine, QoS
 from hpc.submit import limits, node_limits
 
 # As Slurm 22.05 has printed them for clusters that tests have made.
@@ -27,10 +27,10 @@ old|2|8|8:1:1|32000|gpu:2|old|o1,p[7-9]
 cpu|100|128|2:64:1|256000|(null)|(null)|c001
 """
 ASSOCIATIONS = "science||normal|debug,normal||cpu=4000|\nother|gpu||normal|12:00:00||gres/gpu=64\n"
-MACHINE = Machine(
-    slurm_machine.parse_partitions(PARTITIONS),
-    slurm_machine.parse_nodes(NODES),
-    slurm_machine.parse_associations(ASSOCIATIONS),
+INVENTORY = Inventory(
+    slurm_inventory.parse_partitions(PARTITIONS),
+    slurm_inventory.parse_nodes(NODES),
+    slurm_inventory.parse_associations(ASSOCIATIONS),
     {},
     enforces_limits=True,
 )
@@ -49,7 +49,7 @@ def job(**changes: Any) -> Job:
 
 
 def test_partitions_are_read_as_scontrol_prints_them() -> None:
-    gpu, old, cpu = MACHINE.partitions
+    gpu, old, cpu = INVENTORY.partitions
     assert (gpu.name, gpu.is_default, gpu.is_up, gpu.max_seconds, gpu.min_nodes, gpu.max_nodes) == (
         "gpu", True, True, 86400, 0, 4,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def test_partitions_are_read_as_scontrol_prints_them() -> None:
 
 
 def test_nodes_are_read_as_sinfo_prints_them() -> None:
-    first, large, old, cpu = MACHINE.nodes
+    first, large, old, cpu = INVENTORY.nodes
     assert (first.partition, first.num_nodes, first.cpus, first.threads_per_core) == ("gpu", 8, 16, 2)
     assert (first.memory_mb, first.gpus, first.example) == (64000, {"a100": 4}, "g1")
     assert large.gpus == {"a100": 8} and large.features == {"a100", "ib", "large"}
@@ -71,7 +71,7 @@ def test_nodes_are_read_as_sinfo_prints_them() -> None:
 
 
 def test_accounts_and_their_limits_are_read_as_sacctmgr_prints_them() -> None:
-    science, other = MACHINE.associations
+    science, other = INVENTORY.associations
     assert (science.account, science.partition, science.default_qos) == ("science", None, "normal")
     assert science.qos_names == {"debug", "normal"} and science.limits == Limits(None, {"cpu": 4000})
     assert (other.partition, other.default_qos) == ("gpu", None)
@@ -80,7 +80,7 @@ def test_accounts_and_their_limits_are_read_as_sacctmgr_prints_them() -> None:
 
 def test_of_a_qos_the_smallest_limit_counts() -> None:
     text = "debug|DenyOnLimit,OverPartQOS|00:30:00|gres/gpu=8,node=2,mem=100G|node=1|gres/gpu=4\n"
-    (debug,) = slurm_machine.parse_qos(text).values()
+    (debug,) = slurm_inventory.parse_qos(text).values()
     assert debug.limits == Limits(1800, {"gres/gpu": 4, "node": 1})  # mem has a unit, and is not compared
     assert debug.flags == {"DenyOnLimit", "OverPartQOS"}
 
@@ -88,11 +88,11 @@ def test_of_a_qos_the_smallest_limit_counts() -> None:
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (slurm_machine.parse_nodes, "gpu up 1-00:00:00 8 idle n[1-8]\n"),
-        (slurm_machine.parse_nodes, "gpu|8|16+|2:4:2|1|x|y|z\n"),
-        (slurm_machine.parse_partitions, "PartitionName=gpu State=UP\n"),
-        (slurm_machine.parse_associations, "science|normal\n"),
-        (slurm_machine.parse_qos, "debug|x|00:30:00\n"),
+        (slurm_inventory.parse_nodes, "gpu up 1-00:00:00 8 idle n[1-8]\n"),
+        (slurm_inventory.parse_nodes, "gpu|8|16+|2:4:2|1|x|y|z\n"),
+        (slurm_inventory.parse_partitions, "PartitionName=gpu State=UP\n"),
+        (slurm_inventory.parse_associations, "science|normal\n"),
+        (slurm_inventory.parse_qos, "debug|x|00:30:00\n"),
     ],
 )
 def test_other_columns_are_not_guessed(parse: Any, text: str) -> None:
@@ -105,22 +105,22 @@ def test_other_columns_are_not_guessed(parse: Any, text: str) -> None:
     [("infinite", None), ("UNLIMITED", None), ("30:00", 1800), ("2:00:00", 7200), ("1-00:00:00", 86400), ("", None)],
 )
 def test_limits_are_seconds(text: str, seconds: int | None) -> None:
-    assert slurm_machine.parse_seconds(text) == seconds
+    assert slurm_inventory.parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
     ("names", "first"), [("g[003-010,12],h1", "g003"), ("n1", "n1"), ("a[1-2]b", "a1b"), ("x1,y[2-3]", "x1")]
 )
 def test_the_first_name_of_a_list(names: str, first: str) -> None:
-    assert slurm_machine.first_name(names) == first
+    assert slurm_inventory.first_name(names) == first
 
 
 def test_limits_hold_where_slurm_enforces_them() -> None:
     line = "AccountingStorageEnforce = associations,{}\nOther = limits\n"
-    assert slurm_machine.parse_enforcement(line.format("limits,qos"))
-    assert slurm_machine.parse_enforcement(line.format("safe"))
-    assert not slurm_machine.parse_enforcement(line.format("qos"))
-    assert not slurm_machine.parse_enforcement("AccountingStorageEnforce = none\n")
+    assert slurm_inventory.parse_enforcement(line.format("limits,qos"))
+    assert slurm_inventory.parse_enforcement(line.format("safe"))
+    assert not slurm_inventory.parse_enforcement(line.format("qos"))
+    assert not slurm_inventory.parse_enforcement("AccountingStorageEnforce = none\n")
 
 
 # -- Nodes --
@@ -138,7 +138,7 @@ def test_limits_hold_where_slurm_enforces_them() -> None:
     ],
 )
 def test_what_the_nodes_have_is_not_rejected(changes: dict[str, Any]) -> None:
-    assert node_limits.problems(job(**changes), CLUSTER, MACHINE) == []
+    assert node_limits.problems(job(**changes), CLUSTER, INVENTORY) == []
 
 
 LACKING: list[tuple[dict[str, Any], str, str]] = [
@@ -161,45 +161,45 @@ LACKING: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("changes", "key", "fix"), LACKING)
 def test_what_no_node_has_is_told_by_its_key(changes: dict[str, Any], key: str, fix: str) -> None:
-    (problem,) = node_limits.problems(job(**changes), CLUSTER, MACHINE)
+    (problem,) = node_limits.problems(job(**changes), CLUSTER, INVENTORY)
     assert problem.key == key and fix in str(problem)
 
 
 # -- Partitions, accounts and QoS --
 
 
-def with_qos(**limits_of_debug: Any) -> Machine:
-    """Return the machine with the QoS debug, whose flags or limits are these."""
+def with_qos(**limits_of_debug: Any) -> Inventory:
+    """Return the inventory with the QoS debug, whose flags or limits are these."""
     flags = frozenset(limits_of_debug.pop("flags", ()))
     debug = QoS("debug", Limits(limits_of_debug.pop("max_seconds", None), limits_of_debug), flags)
-    return replace(MACHINE, qos={"debug": debug, "part": QoS("part", Limits(3600))})
+    return replace(INVENTORY, qos={"debug": debug, "part": QoS("part", Limits(3600))})
 
 
 @pytest.mark.parametrize(
-    ("changes", "machine"),
+    ("changes", "inventory"),
     [
-        ({}, MACHINE),
-        ({"partition": "hidden"}, MACHINE),  # of which Slurm tells this user nothing
-        ({"partition": "gpu,cpu", "walltime_seconds": 10**6}, MACHINE),  # it may go to cpu
-        ({"walltime_seconds": 50000}, MACHINE),  # with the account science
+        ({}, INVENTORY),
+        ({"partition": "hidden"}, INVENTORY),  # of which Slurm tells this user nothing
+        ({"partition": "gpu,cpu", "walltime_seconds": 10**6}, INVENTORY),  # it may go to cpu
+        ({"walltime_seconds": 50000}, INVENTORY),  # with the account science
         ({"qos": "debug", "walltime_seconds": 10**6}, with_qos(flags=["PartitionTimeLimit"])),
         ({"qos": "debug", "nodes": 8}, with_qos(flags=["PartitionMaxNodes"])),
         ({"qos": "debug", "walltime_seconds": 7200}, replace(with_qos(max_seconds=60), enforces_limits=False)),
         ({"qos": "debug", "partition": "old"}, with_qos(max_seconds=60)),  # the partition's own QoS comes first
-        ({"walltime_seconds": 10**6}, Machine()),  # nothing is known
+        ({"walltime_seconds": 10**6}, Inventory()),  # nothing is known
     ],
 )
-def test_what_may_start_is_not_rejected(changes: dict[str, Any], machine: Machine) -> None:
-    assert limits.problems(job(**changes), machine) == []
+def test_what_may_start_is_not_rejected(changes: dict[str, Any], inventory: Inventory) -> None:
+    assert limits.problems(job(**changes), inventory) == []
 
 
-EXCEEDED: list[tuple[dict[str, Any], Machine, str, str]] = [
-    ({"walltime_seconds": 86401}, MACHINE, "cluster.time", "cluster.time=24:00:00"),
-    ({"nodes": 5}, MACHINE, "trainer.num_nodes", "trainer.num_nodes=4"),
-    ({"nodes": 1, "partition": "old"}, MACHINE, "trainer.num_nodes", "trainer.num_nodes=2"),
-    ({"account": "other", "walltime_seconds": 43201}, MACHINE, "cluster.time", "with account other"),
-    ({"partition": "old", "qos": "long", "account": "science"}, MACHINE, "cluster.qos", "debug, normal"),
-    ({"partition": "old", "account": "third"}, MACHINE, "cluster.account", "other, science"),
+EXCEEDED: list[tuple[dict[str, Any], Inventory, str, str]] = [
+    ({"walltime_seconds": 86401}, INVENTORY, "cluster.time", "cluster.time=24:00:00"),
+    ({"nodes": 5}, INVENTORY, "trainer.num_nodes", "trainer.num_nodes=4"),
+    ({"nodes": 1, "partition": "old"}, INVENTORY, "trainer.num_nodes", "trainer.num_nodes=2"),
+    ({"account": "other", "walltime_seconds": 43201}, INVENTORY, "cluster.time", "with account other"),
+    ({"partition": "old", "qos": "long", "account": "science"}, INVENTORY, "cluster.qos", "debug, normal"),
+    ({"partition": "old", "account": "third"}, INVENTORY, "cluster.account", "other, science"),
     ({"qos": "debug"}, with_qos(max_seconds=60), "cluster.time", "with qos debug"),
     ({"qos": "debug"}, with_qos(node=1), "trainer.num_nodes", "with qos debug"),
     ({"qos": "debug"}, with_qos(**{"gres/gpu": 7}), "trainer.num_nodes x trainer.devices", "at most 7"),
@@ -214,15 +214,15 @@ EXCEEDED: list[tuple[dict[str, Any], Machine, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "machine", "key", "text"), EXCEEDED)
+@pytest.mark.parametrize(("changes", "inventory", "key", "text"), EXCEEDED)
 def test_what_would_wait_for_ever_is_told_by_its_key(
-    changes: dict[str, Any], machine: Machine, key: str, text: str
+    changes: dict[str, Any], inventory: Inventory, key: str, text: str
 ) -> None:
-    (problem,) = limits.problems(job(**changes), machine)
+    (problem,) = limits.problems(job(**changes), inventory)
     assert problem.key == key and text in str(problem)
 
 
 def test_all_of_them_are_told_at_once() -> None:
-    keys = [problem.key for problem in limits.problems(job(nodes=9, walltime_seconds=10**6), MACHINE)]
+    keys = [problem.key for problem in limits.problems(job(nodes=9, walltime_seconds=10**6), INVENTORY)]
     assert keys == ["cluster.time", "trainer.num_nodes"]
-    assert len(node_limits.problems(job(memory_gb=500, cores_per_task=9), CLUSTER, MACHINE)) == 2
+    assert len(node_limits.problems(job(memory_gb=500, cores_per_task=9), CLUSTER, INVENTORY)) == 2

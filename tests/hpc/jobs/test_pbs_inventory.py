@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from hpc.config.sections import ClusterConfig
-from hpc.jobs import pbs_machine
+from hpc.jobs import pbs_inventory
+from hpc.jobs.inventory import Inventory
 from hpc.jobs.job import Job
-from hpc.jobs.machine import Machine
 from hpc.submit import feasibility
 
 FOLDER = Path(__file__).parent / "pbs_systems"
 CLUSTER = ClusterConfig(name="mine", scheduler="pbs", memory_gb=60, launcher="pbs_tmrsh")
 
 
-def system(name: str) -> Machine:
-    """Return a machine from its recorded output."""
-    return pbs_machine.parse(*((FOLDER / f"{name}-{part}.txt").read_text() for part in ("queues", "server", "nodes")))
+def system(name: str) -> Inventory:
+    """Return an inventory from its recorded output."""
+    return pbs_inventory.parse(*((FOLDER / f"{name}-{part}.txt").read_text() for part in ("queues", "server", "nodes")))
 
 
 WHOLE, SHARED = system("whole_nodes"), system("shared_nodes")
@@ -60,12 +60,12 @@ def test_parts_of_one_host_are_added_up() -> None:
     line = "Name=h{}|sharing=default_shared|resources_available.host=h|resources_available.ncpus=8|"
     line += "resources_available.ngpus=2|resources_available.mem=1048576kb\n"
     queue = "Queue: q|queue_type=Execution|enabled=True|started=True\n"
-    (group,) = pbs_machine.parse(queue, "", line.format("[0]") + line.format("[1]")).nodes
+    (group,) = pbs_inventory.parse(queue, "", line.format("[0]") + line.format("[1]")).nodes
     assert (group.num_nodes, group.cpus, group.gpus, group.memory_mb) == (1, 16, {"": 4}, 2048)
 
 
 @pytest.mark.parametrize(
-    ("machine", "changes"),
+    ("inventory", "changes"),
     [
         (WHOLE, {}),
         (WHOLE, {"nodes": 4, "walltime_seconds": 21600}),
@@ -73,14 +73,14 @@ def test_parts_of_one_host_are_added_up() -> None:
         (WHOLE, {"partition": "debug"}),
         (SHARED, {"partition": "gpu"}),
         (SHARED, {"request": "ncpus=64", "gpus_per_node": 0}),
-        (Machine(), {"partition": "any", "nodes": 1000}),
+        (Inventory(), {"partition": "any", "nodes": 1000}),
     ],
 )
-def test_what_can_start_is_not_rejected(machine: Machine, changes: dict[str, Any]) -> None:
-    assert list(feasibility.problems_on_pbs(job(**changes), CLUSTER, machine)) == []
+def test_what_can_start_is_not_rejected(inventory: Inventory, changes: dict[str, Any]) -> None:
+    assert list(feasibility.problems_on_pbs(job(**changes), CLUSTER, inventory)) == []
 
 
-REJECTED: list[tuple[Machine, dict[str, Any], str]] = [
+REJECTED: list[tuple[Inventory, dict[str, Any], str]] = [
     (WHOLE, {"nodes": 5}, "trainer.num_nodes must be at most 4, the most nodes of a job in queue medium; got 5."),
     (
         WHOLE,
@@ -125,8 +125,8 @@ REJECTED: list[tuple[Machine, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "changes", "sentence"), REJECTED)
-def test_what_would_wait_for_ever_is_told(machine: Machine, changes: dict[str, Any], sentence: str) -> None:
-    problem, *others = feasibility.problems_on_pbs(job(**changes), CLUSTER, machine)
+@pytest.mark.parametrize(("inventory", "changes", "sentence"), REJECTED)
+def test_what_would_wait_for_ever_is_told(inventory: Inventory, changes: dict[str, Any], sentence: str) -> None:
+    problem, *others = feasibility.problems_on_pbs(job(**changes), CLUSTER, inventory)
     assert all(other.key == problem.key for other in others)
     assert str(problem).startswith(sentence)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from hpc.jobs.inventory import Inventory, NodeGroup, Partition
 from hpc.jobs.job_states import parse_dsv, run_command
-from hpc.jobs.machine import Machine, NodeGroup, Partition
 
 QUEUES = ("qstat", "-Q", "-f", "-F", "dsv")
 SERVER = ("qstat", "-B", "-f", "-F", "dsv")
@@ -19,7 +19,7 @@ COUNTED = {"ncpus", "ngpus", "mem", "host", "vnode", "arch"}  # resources of a n
 MIB_OF_UNIT = {"b": 2**-20, "kb": 2**-10, "mb": 1, "gb": 2**10, "tb": 2**20}
 
 
-def query() -> Machine:
+def query() -> Inventory:
     """Return what PBS tells. Each command is asked once."""
     answers = {command: run_command(*command) for command in (QUEUES, SERVER, NODES)}
     texts = {command: "" if done is None or done.returncode else done.stdout for command, done in answers.items()}
@@ -27,8 +27,8 @@ def query() -> Machine:
     return parse(texts[QUEUES], texts[SERVER], texts[NODES], unanswered=unanswered)
 
 
-def parse(queues: str, server: str, nodes: str, *, unanswered: Sequence[str] = ()) -> Machine:
-    """Return the machine in the output of the three commands."""
+def parse(queues: str, server: str, nodes: str, *, unanswered: Sequence[str] = ()) -> Inventory:
+    """Return the inventory in the output of the three commands."""
     default = next((fields.get("default_queue") for fields in parse_dsv(server, "Server: ").values()), None)
     queue_fields, node_fields = parse_dsv(queues, "Queue: "), parse_dsv(nodes, "Name=")
     partitions, groups = [], []
@@ -36,7 +36,7 @@ def parse(queues: str, server: str, nodes: str, *, unanswered: Sequence[str] = (
         own = [node for node in node_fields.values() if _runs_jobs_of(node, name, fields)]
         partitions.append(_partition(name, fields, own, is_default=name == default))
         groups += _node_groups(name, own)
-    return Machine(tuple(partitions), tuple(groups), partition_word="queue", unanswered=tuple(unanswered))
+    return Inventory(tuple(partitions), tuple(groups), partition_word="queue", unanswered=tuple(unanswered))
 
 
 def _partition(

@@ -1,6 +1,6 @@
 """What a scheduler tells of its machine: partitions, nodes, and the limits of this user. Data only.
 
-`slurm_machine` and `pbs_machine` ask for it; `hpc.submit.limits` compares a job with it.
+`slurm_inventory` and `pbs_inventory` ask for it; `hpc.submit.limits` compares a job with it.
 """
 
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ class Association:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Inventory:
     """All that a scheduler tells.
 
     Attributes:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from hpc.jobs.inventory import Association, Inventory, Limits, NodeGroup, Partition, QoS
 from hpc.jobs.job_states import run_command, user_name
-from hpc.jobs.machine import Association, Limits, Machine, NodeGroup, Partition, QoS
 
 # Also what is hidden from this user. sinfo: equal nodes only, as otherwise "8+" stands for 8 and 16 CPUs.
 PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
@@ -21,7 +21,7 @@ GPU = re.compile(r"\bgpu(?::([^:,()]+))?:(\d+)")  # gpu:4, gpu:a100:4(S:0-1)
 NO_LIMIT = ("infinite", "unlimited", "n/a", "none", "")
 
 
-def query(*, uid: int) -> Machine:
+def query(*, uid: int) -> Inventory:
     """Return what Slurm tells this user. Each command is asked once, all at the same time."""
     table = ("sacctmgr", "--noheader", "--parsable2", "show")
     name = user_name(uid)
@@ -38,7 +38,7 @@ def query(*, uid: int) -> Machine:
         answers = dict(zip(questions, pool.map(_ask, questions.values()), strict=True))
     known = {part: answer for part, answer in answers.items() if answer is not None}
     unanswered = {" ".join(questions[part][0][:1]) for part in answers if part not in known}
-    return Machine(**known, unanswered=tuple(sorted(unanswered)))
+    return Inventory(**known, unanswered=tuple(sorted(unanswered)))
 
 
 def _ask(question: tuple[tuple[str, ...], Callable[[str], Any]]) -> Any:
