@@ -200,9 +200,10 @@ class Slurm:
         _await(lambda: self.exec(node, "kill", "-0", pid, check=False).returncode != 0, self)
 
     def _await_node(self, node: str) -> None:
-        question = ["sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"]
+        question = ["sinfo", "--noheader", "--all", f"--nodes={node}", "--format=%T"]  # once for each partition
         # Other states are down and unknown. An asterisk after the state means that the node does not respond.
-        _await(lambda: self.call(*question).stdout.strip() in ("idle", "mixed", "allocated", "completing"), self)
+        up = {"idle", "mixed", "allocated", "completing"}
+        _await(lambda: set(self.call(*question).stdout.split()) <= up, self)
 
 
 @contextmanager
@@ -211,6 +212,7 @@ def cluster(
     nodes: tuple[str, ...] = NODES,
     *,
     node: str = NODE,
+    gpu_type: str = "",
     partitions: str = PARTITIONS,
     accounts: Sequence[str] = (),
 ) -> Iterator[Slurm]:
@@ -218,6 +220,7 @@ def cluster(
 
     Args:
         node: the line of slurm.conf for each of them, with `{name}`, `{address}` and others.
+        gpu_type: the type of GPU, if they have one.
         partitions: lines of slurm.conf.
         accounts: commands of sacctmgr that make accounts; Slurm has a database of accounts if there are any.
     """
@@ -233,7 +236,7 @@ def cluster(
             setup = SETUP.format(hosts=folder / name / "hosts")
             slurm.machines[name] = stack.enter_context(_machine(name, setup, "--net"))
         stack.enter_context(_network(slurm, network.prefixlen))
-        _make_devices(folder)
+        _make_devices(folder, gpu_type)
         claims = {"cpus": CPUS, "gpus": GPUS, "memory": MEMORY_MB}
         lines = [node.format(name=name, address=slurm.addresses[name], **claims) for name in nodes]
         stack.enter_context(_controller(slurm, login, "".join(lines) + partitions, accounts))
@@ -338,13 +341,15 @@ def _start_accounts(slurm: Slurm, address: str, port: int) -> None:
     _await(lambda: slurm.call("sacctmgr", "-i", "add", "cluster", "test", check=False).returncode == 0, slurm)
 
 
-def _make_devices(folder: Path) -> None:
+def _make_devices(folder: Path, gpu_type: str) -> None:
     """Make device files for the GPUs, as Slurm sets CUDA_VISIBLE_DEVICES only for those. They act as /dev/null."""
     (folder / "dev").mkdir()
     for gpu in range(GPUS):
         os.mknod(folder / f"dev/nvidia{gpu}", 0o600 | 0o020000, os.makedev(1, 3))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # it alone accepts an empty /sys/fs/cgroup
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}] Flags=nvidia_gpu_env\n")
+    kind = f" Type={gpu_type}" if gpu_type else ""
+    devices = f"{folder}/dev/nvidia[0-{GPUS - 1}]"
+    (folder / "gres.conf").write_text(f"Name=gpu{kind} File={devices} Flags=nvidia_gpu_env\n")
 
 
 def _await(condition: Callable[[], bool], slurm: Slurm, seconds: float = 30) -> None:

@@ -119,6 +119,12 @@ def gpu_from_device_name(device_name: str) -> GPU | None:
     return GPU(name := max(matches, key=len), **gpus[name]) if matches else None
 
 
+def names_of_type(gpu_type: str) -> list[str]:
+    """Return the names in hardware.yaml that a scheduler's type of GPU may stand for: several for "a100"."""
+    words = set(re.split(r"[\W_]+", gpu_type.casefold()))
+    return [name for name in _read_hardware()["gpus"] if words <= set(re.split(r"[\W_]+", name.casefold()))]
+
+
 def peak_flops(device_name: str, precision: str, *, tf32: bool = False) -> float | None:
     """Return the peak of one device in FLOP/s; None if it is not known.
 

@@ -19,6 +19,7 @@ class Partition:
         accounts: that may use it; None: all.
         qos_names: that may be used in it; None: all.
         destinations: of a queue that only passes jobs on, the queues to which it does.
+        is_direct: a job may name it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Partition:
     accounts: frozenset[str] | None = None
     qos_names: frozenset[str] | None = None
     destinations: tuple[str, ...] = ()
+    is_direct: bool = True
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def _partition(
         max_nodes=int(most) if most else None,
         is_exclusive=bool(nodes) and all(node.get("sharing", "").startswith("force_excl") for node in nodes),
         destinations=tuple(filter(None, destinations)),
+        is_direct=fields.get("from_route_only") != "True",
     )
 
 

@@ -111,6 +111,12 @@ def _node_group(line: str) -> NodeGroup:
     )
 
 
+def query_node(name: str) -> dict[str, str]:
+    """Return the fields of a node; {} if Slurm does not tell them."""
+    answer = run_command("scontrol", "--oneliner", "show", "node", name)
+    return read_fields(answer.stdout) if answer and not answer.returncode else {}
+
+
 def first_name(names: str) -> str:
     """Return the first node of a list as Slurm writes it: `g[003-010,12],h1` is g003."""
     match = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\])?([^\[,]*)", names)
@@ -124,6 +130,7 @@ def parse_associations(text: str) -> tuple[Association, ...]:
         account, partition, default_qos, names, wall, per_job, of_group = line.split("|")
         limits = Limits(parse_seconds(wall), _smallest(per_job, of_group))
         qos_names = frozenset(filter(None, names.split(",")))
+        default_qos = default_qos or ("normal" if "normal" in qos_names else "")  # as Slurm takes it
         associations.append(Association(account, partition or None, default_qos or None, qos_names, limits))
     return tuple(associations)
 

@@ -26,7 +26,7 @@ gpu*|2|16|2:4:2|128000|gpu:a100:8(S:0-1)|a100,ib,large|g[9-10]
 old|2|8|8:1:1|32000|gpu:2|old|o1,p[7-9]
 cpu|100|128|2:64:1|256000|(null)|(null)|c001
 """
-ASSOCIATIONS = "science||normal|debug,normal||cpu=4000|\nother|gpu||normal|12:00:00||gres/gpu=64\n"
+ASSOCIATIONS = "science|||debug,normal||cpu=4000|\nother|gpu||long|12:00:00||gres/gpu=64\n"
 INVENTORY = Inventory(
     slurm_inventory.parse_partitions(PARTITIONS),
     slurm_inventory.parse_nodes(NODES),
