@@ -319,6 +319,8 @@ HOW = [
     (r"python report\.py", as_it_stands),
     (r"python plan\.py .*", planned),
     (r"python tools/board\.py.*", boarded),
+    (r"python tools/cluster\.py .*", elsewhere("test_slurm_cluster.py", "tools/cluster.py", "--job", "--compare")),
+    (r"python submit\.py trainer=ddp_4node cluster=mine", elsewhere("test_slurm_cluster.py", "ddp_4node")),
     (r"python tools/comm\.py .*accelerator=cpu.*", as_it_stands),
     (r"python tools/comm\.py .*", dry),  # test_slurm_comm.py runs it with Slurm
     (r"python submit\.py.* --render .*", rendered),

@@ -66,7 +66,8 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 def read_fields(line: str) -> dict[str, str]:
     """Return the KEY=VALUE pairs of a line that scontrol prints."""
-    return dict(pair.partition("=")[::2] for pair in line.split() if "=" in pair)
+    pairs = (pair.partition("=") for pair in line.split())
+    return {key: value for key, equals, value in pairs if equals}
 
 
 def _partition(fields: Mapping[str, str]) -> Partition:

@@ -53,19 +53,38 @@ class Choice:
 def list_choices(inventory: Inventory) -> list[Choice]:
     """Return all nodes with GPUs: first those of the default partition if it has a few, then by the number of GPUs."""
     choices = [
-        Choice(partition, group, kind, count)
+        Choice(_as_one(partition, inventory), group, kind, count)
         for partition in inventory.partitions
-        if partition.is_up and partition.is_direct and not partition.destinations
-        for group in inventory.nodes_of([partition])
+        if partition.is_up and partition.is_direct
+        for group in _distinct(inventory.nodes_of(inventory.partitions_of(partition.name)))
         for kind, count in group.gpus.items()
         if count
     ]
 
     def rank(choice: Choice) -> tuple[bool, int]:
-        is_usual = choice.partition.is_default and choice.nodes.num_nodes >= A_FEW
-        return is_usual, choice.nodes.num_nodes * choice.num_gpus
+        num_nodes = min(choice.nodes.num_nodes, choice.partition.max_nodes or choice.nodes.num_nodes)
+        return choice.partition.is_default and num_nodes >= A_FEW, choice.nodes.num_nodes * choice.num_gpus
 
     return sorted(choices, key=rank, reverse=True)
+
+
+def _distinct(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """Return each group of nodes once, also if it belongs to several queues."""
+    return list({group.example: group for group in groups}.values())
+
+
+def _as_one(partition: Partition, inventory: Inventory) -> Partition:
+    """Return a partition; a queue that passes jobs on gets the limits of the most generous of its destinations."""
+    if not partition.destinations:
+        return partition
+    queues = inventory.partitions_of(partition.name)
+    nodes, seconds = [queue.max_nodes for queue in queues], [queue.max_seconds for queue in queues]
+    return replace(
+        partition,
+        max_nodes=None if None in nodes else max(filter(None, nodes), default=None),
+        max_seconds=None if None in seconds else max(filter(None, seconds), default=None),
+        is_exclusive=all(queue.is_exclusive for queue in queues),
+    )
 
 
 def choose(choices: Sequence[Choice], *, partition: str | None, gpu_type: str | None, word: str) -> Choice:

@@ -78,6 +78,18 @@ def test_the_umask_of_a_person_says_who_reads_a_run(desk: Desk, umask: int, fold
     assert "group_readable" in desk.err
 
 
+def test_pbs_is_asked_before_qsub(desk: Desk) -> None:
+    """Check it by what OpenPBS 23.06 prints; qsub takes such a job, which waits for ever."""
+    recorded = Path(__file__).parents[1] / "jobs" / "pbs_systems"
+    queues, server, nodes = (recorded / f"whole_nodes-{part}.txt" for part in ("queues", "server", "nodes"))
+    desk.command("qstat", f"case $1 in -Q) /bin/cat '{queues}' ;; -B) /bin/cat '{server}' ;; esac")
+    desk.command("pbsnodes", f"/bin/cat '{nodes}'")
+    assert desk.type("cluster=pbs", "run_dir=mine", "cluster.cores_per_gpu=80") == 2
+    assert "cluster.cores_per_gpu must be at most 64" in desk.err and not Path("mine").exists()
+    assert not desk.noted("qsub.argv")
+    assert desk.type("cluster=pbs", "run_dir=mine") == 0, desk.err
+
+
 def test_a_job_that_can_never_start_is_not_queued(desk: Desk) -> None:
     """Check it by what Slurm 22.05 says; plain sbatch takes such a job."""
     said = "sbatch: error: CPU count per node can not be satisfied\n"
