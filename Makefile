@@ -75,7 +75,7 @@ ports: system env
 	.venv/bin/python tests/trial ports --project build/ports/$(PROJECT) $(if $(OUT),--out $(OUT))
 
 bench: system env
-	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \
+	for name in steps startup rejections loading checkpoints fast_defaults monitor published memory; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
 	.venv/bin/python benchmarks/table.py benchmarks/results.json --readme README.md --plot docs/speed.png

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from conftest import REPO
+from impossible_jobs import IMPOSSIBLE
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
@@ -21,6 +22,12 @@ def test_the_readme_shows_what_was_measured():
     found = MARKS.search((REPO / "README.md").read_text(encoding="utf-8"))
     assert found and found[0] == found[1] + make_tables(RESULTS) + found[2]
     assert (REPO / "docs" / "speed.png").exists()
+
+
+def test_the_reference_shows_each_job_that_can_never_start():
+    table = (REPO / "docs" / "reference.md").read_text(encoding="utf-8").split("<!-- impossible -->")[1]
+    rows = re.findall(r"(?m)^\| (.+) \| `(.+)` \| [\d.]+ \|$", table.split("<!-- end of impossible -->")[0])
+    assert rows == [(what, sentence) for what, (_, sentence) in IMPOSSIBLE.items()]
 
 
 def test_the_pictures_of_the_readme_are_small():
