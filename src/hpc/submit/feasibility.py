@@ -7,6 +7,7 @@ limit of its QoS: a comparison with these limits finds them. PBS has no such tes
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -49,15 +50,25 @@ def reject_impossible_job(job: Job, cfg: Config, script: str) -> datetime | None
         When Slurm expects to start it; None if that is not known.
     """
     if cfg.cluster.scheduler == "pbs":
-        raise_problems(problems_on_pbs(job, cfg.cluster, pbs_inventory.query()))
+        inventory = pbs_inventory.query()
+        raise_problems(problems_on_pbs(job, cfg.cluster, inventory))
+        note_unanswered(inventory)
         return None
     with ThreadPoolExecutor(1) as pool:
         inventory_answer = pool.submit(slurm_inventory.query, uid=os.getuid())
         message = test_script(script)
         inventory = inventory_answer.result()
     raise_problems(problems(job, cfg, message, inventory))
+    note_unanswered(inventory)
     start = START.search(message)
     return datetime.fromisoformat(start[1]) if start else None
+
+
+def note_unanswered(inventory: Inventory) -> None:
+    """Print which commands did not tell their limits. Many sites have no database of accounts for sacctmgr."""
+    if commands := [command for command in inventory.unanswered if command != "sacctmgr"]:
+        told = f"{' and '.join(commands)} told nothing that can be read"
+        print(f"note: {told}, so not all limits of the cluster were compared with the job", file=sys.stderr)
 
 
 def test_script(script: str) -> str:
