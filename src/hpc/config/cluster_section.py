@@ -87,7 +87,8 @@ class ClusterConfig:
     options: list[str] = field(default_factory=list)  # more options of sbatch or qsub: "-l filesystems=home:eagle"
 
     mail: str | None = None  # address to which the scheduler writes about each job; null: none
-    mail_on: list[str] = field(default_factory=lambda: ["end", "fail"])  # begin, end, fail (pbs: aborts)
+    # when it writes: begin, end, fail; with pbs, fail means that PBS aborts the job, and end tells the exit code
+    mail_on: list[str] = field(default_factory=lambda: ["end", "fail"])
 
     # slurm: srun with the site's options; every task must see all GPUs of its node. pbs: pbs_tmrsh, which every PBS
     # has, or the site's: "mpiexec -n {ranks} --ppn {tasks} --cpu-bind none". {ranks}: processes in all; {tasks}: on a

@@ -26,6 +26,7 @@ class AttemptRecord:
     hosts: list[str]
     world_size: int
     end: dict[str, Any] | None  # its end event in attempts.jsonl
+    from_step: int = 0  # step of the checkpoint that it resumed from
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,7 @@ def _read_attempts(path: Path) -> list[AttemptRecord]:
             event.get("hosts", []),
             event.get("world_size", 0),
             ends.get(event.get("attempt")),
+            event.get("from_step", 0),
         )
         for event in events
         if event.get("event") == "start"
