@@ -107,8 +107,8 @@ def _describe_awaited(run: RunRecord, state: JobState) -> str:
         return ""
     if state.is_active:
         return f"it waits for {after}"
-    awaited = history.find_runs(Path(after), depth=0)
-    return f"it waited for {after}{', which failed' if awaited and awaited[0].verdict == 'failed' else ''}"
+    awaited = history.find_run(Path(after))
+    return f"it waited for {after}{', which failed' if awaited and awaited.verdict == 'failed' else ''}"
 
 
 def scheduler_of_run(run: RunRecord) -> str:

@@ -70,6 +70,14 @@ def find_runs(folder: Path, *, name: str = "", depth: int = 2) -> list[RunRecord
     return [run for path in subfolders for run in find_runs(path, name=names[path], depth=depth - 1)]
 
 
+def find_run(folder: Path) -> RunRecord | None:
+    """Return the run in this folder; None if there is none that can be read."""
+    try:
+        return read_run(folder, folder.name) if _is_run(folder) else None
+    except (OSError, ValueError):  # a damaged file may have named the folder
+        return None
+
+
 def read_run(path: Path, name: str) -> RunRecord:
     """Return the record of a run directory. Damaged files count as missing."""
     index = _array_index(path)

@@ -1,5 +1,6 @@
 """The run that a job waits for: `submit.py --after RUN_DIR` makes the scheduler start it once that run is finished."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +34,17 @@ def find_awaited_run(folder: str) -> AwaitedRun | None:
     Raises:
         ConfigError: there is no such run, it has no job, or it is one whose end no job can wait for.
     """
-    run_dir = home.expand(folder).absolute().resolve()
-    runs = history.find_runs(run_dir, depth=0)
-    if not runs:
+    run_dir = Path(os.path.realpath(home.expand(folder)))
+    run = history.find_run(run_dir)
+    if run is None:
         rule = "must be the directory of one run that submit.py has queued"
         raise ConfigError(OPTION, run_dir, rule, f"{OPTION} runs/NAME; of a sweep, one of its runs")
-    if runs[0].is_finished:
+    if run.is_finished:
         note = f"note: {run_dir} is finished already, so the job waits for no other one"
         print(make_printable(note), file=sys.stderr)
         return None
-    job, scheduler = _find_active_job(runs[0])
-    return AwaitedRun(_list_awaited(runs[0]), scheduler, job)
+    job, scheduler = _find_active_job(run)
+    return AwaitedRun(_list_awaited(run), scheduler, job)
 
 
 def reject_other_scheduler(awaited: AwaitedRun, cfg: Config) -> None:
@@ -91,11 +92,10 @@ def _find_active_job(run: RunRecord) -> tuple[str, str]:
 
 def _list_awaited(run: RunRecord) -> tuple[Path, ...]:
     """Return the directories of an unfinished run, of the one that its job waits for, and so on."""
-    run_dirs = [run.path]
-    while (after := run.submitted.get("after")) and Path(after) not in run_dirs:
-        runs = history.find_runs(Path(after), depth=0)
-        if not runs or runs[0].is_finished:
-            break
-        run = runs[0]
-        run_dirs.append(run.path)
+    run_dirs: list[Path] = []
+    awaited: RunRecord | None = run
+    while awaited and not awaited.is_finished and awaited.path not in run_dirs:
+        run_dirs.append(awaited.path)
+        after = awaited.submitted.get("after")
+        awaited = history.find_run(Path(after)) if after else None
     return tuple(run_dirs)

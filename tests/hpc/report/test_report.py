@@ -333,6 +333,8 @@ def test_the_run_that_a_job_waits_for_is_told(runs: Path, commands: Path, work: 
     whole = file.read_text()
     file.write_text(whole.replace(f'"{train}"', "3", 1))
     assert only(runs)["state"] == "not submitted", "a damaged file counts as missing"
+    file.write_text(whole.replace(f'"{train}"', r'"\u0000"', 1))
+    assert only(runs)["note"].startswith("it waited for")
     file.write_text(whole)
     attempt(runs / "digits")  # it has started: other reasons count from now on
     assert only(runs)["note"] == ""

@@ -17,6 +17,7 @@ from hpc.config import compose
 from hpc.monitor.event_files import RunCurves
 from hpc.report.findings import list_findings
 from hpc.report.slow_rank import TAGS, SlowRank, find_slow_rank
+from hpc.run import attempt_log
 from hpc.run.history import AttemptRecord
 
 HOSTS = ["n1", "n2", "n3", "n4"]
@@ -57,7 +58,7 @@ def test_the_rank_its_node_and_its_seconds_are_found() -> None:
         pytest.param(measured([5] * 12, fast=0.041), 1, id="a wait of 9 % of a step"),
         pytest.param(measured([5] * 9), 1, id="too few exchanges"),
         pytest.param(measured([5] * 4), 10, id="too few exchanges with many points each"),
-        pytest.param([(nan, nan, nan)] * 20, 1, id="damaged"),
+        pytest.param([(nan, number / 10, 0.0) for number in range(20)], 1, id="damaged"),
         pytest.param([], 1, id="nothing measured"),
     ],
 )
@@ -119,3 +120,6 @@ def test_each_number_of_the_sentence_stands_elsewhere_on_the_page(
     numbers = re.findall(r"\d[\d.]* (?:%|ms|s)(?!\w)", sentence)
     assert "Rank 3 on n2 is slow: by itself it takes 153 ms" in sentence and len(numbers) == 3
     assert [number for number in numbers if number not in elsewhere] == []
+    environ = {"SLURM_JOB_ID": "17"}  # requeued, so what was measured before says nothing about the present nodes
+    attempt_log.record_start(run_dir, 3, environ=environ, from_step=60, hosts=["n3", "n4"], world_size=4)
+    assert "is slow" not in reported(run_dir)[0].under("What limits the run")

@@ -89,7 +89,8 @@ def test_nothing_waits_for_a_finished_run(desk: Desk) -> None:
 def test_a_run_without_a_job_is_rejected(desk: Desk) -> None:
     assert queue(desk, "17", "run_dir=train") == 0
     Path("empty").mkdir()
-    for folder in ("empty", "nowhere"):
+    Path("loop").symlink_to("loop")
+    for folder in ("empty", "nowhere", "loop", "x" * 300, "~nobody/run", ""):
         assert queue(desk, "18", "--after", folder) == 2
         assert "must be the directory of one run" in desk.err and desk.runs() == []
     for state, told in (("FAILED", "job 17 is failed"), ("", "job 17 is unknown to squeue")):
