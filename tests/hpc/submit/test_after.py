@@ -1,12 +1,14 @@
 """Check `submit.py --after RUN_DIR`: the dependency that the scheduler gets, and a checkpoint that is not there yet."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from desk import Desk, qstat
 from omegaconf import OmegaConf
 
+from hpc.config import project
 from hpc.run import attempt_log
 
 CLUSTER = {"slurm": ["cluster=slurm"], "pbs": ["cluster=pbs", "cluster.account=a"]}
@@ -17,7 +19,7 @@ def known(desk: Desk, **states: str) -> None:
     """Let both schedulers know these jobs: `j17="RUNNING"`."""
     jobs = {name.removeprefix("j"): state for name, state in states.items()}
     desk.command("squeue", "\n".join(f'echo "{job} {state} None"' for job, state in jobs.items()) or "exit 0")
-    letters = {"RUNNING": "R", "PENDING": "Q", "FAILED": "F"}
+    letters = {"RUNNING": "R", "PENDING": "Q", "FAILED": "F", "CANCELLED": "F"}
     desk.command("qstat", qstat({f"{job}.server": {"job_state": letters[state]} for job, state in jobs.items()}))
 
 
@@ -124,6 +126,20 @@ def test_a_run_that_is_queued_again_may_wait_too(desk: Desk) -> None:
     assert desk.type("resume=other", "--after", "train") == 0, desk.err
     assert "--dependency=afterok:17" in options(desk)
     assert desk.type("resume=other") == 0 and "after" not in json.loads(Path("other/submitted.json").read_text())
+
+
+def test_what_was_removed_waits_again_also_with_changes(desk: Desk) -> None:
+    shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
+    assert queue(desk, "17", "run_dir=train") == 0
+    known(desk, j17="RUNNING")
+    assert queue(desk, "18", *EVALUATE) == 0, desk.err
+    known(desk, j17="RUNNING", j18="CANCELLED")
+    desk.scheduler("echo 19")
+    for words in (["--after", "train"], ["--after", "train", "cluster.time=2:00:00"]):
+        (desk.bin / "sbatch.argv").unlink()
+        assert desk.type("resume=evaluate", *words) == 0, desk.err
+        assert "--dependency=afterok:17" in options(desk)
+    assert desk.type("resume=evaluate", "cluster.time=3:00:00") == 2 and "has a checkpoint" in desk.err
 
 
 def test_pbs_gets_the_dependency_for_each_job_of_a_chain(desk: Desk) -> None:
