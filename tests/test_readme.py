@@ -118,6 +118,8 @@ def composed(desk: Desk, command: str) -> None:
 
 def submitted(desk: Desk, command: str) -> None:
     """Print the job script instead of submitting it. With `resume=`, make a run as submit.py leaves it."""
+    if "--after" in command:
+        command = re.sub(r"(--after |ckpt=)\S+", rf"\g<1>{shlex.quote(str(desk.brief_run))}", command)
     run_dir = desk.folder / "run"
     if "resume=" in command:
         run_dir.mkdir()

@@ -32,7 +32,7 @@ LONG = {
         "fsdp-others",
     ],
     "hpc/logging/test_loggers_offline.py::test_every_row_is_logged_in_one_run": ["terminated"],
-    "hpc/monitor/test_throughput.py::test_the_slowest_rank_is_found": ["ddp-*"],
+    "hpc/monitor/test_throughput.py::test_the_slowest_rank_is_found": ["ddp", "healthy"],
     "hpc/packed/test_pack.py::test_a_folder_whose_name_is_not_utf_8_is_packed_and_trained_on": [],
     "hpc/plan/test_memory.py::test_peak_is_what_torchs_tracker_sees": [
         "*-32",

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import batch_size, signatures
+from hpc.config import batch_size, run_checkpoint, signatures
 from hpc.config.build import ARGUMENT_ERRORS
 from hpc.config.errors import ConfigError, first_line, raise_problems
 from hpc.config.project import is_project_code
@@ -27,19 +28,20 @@ def argument_problems(cfg: Config, *, reads_data: bool = True) -> Iterator[Confi
     yield from _plan_problems(cfg)
 
 
-def check_files(cfg: Config, *, reads_data: bool = True) -> Config:
+def check_files(cfg: Config, *, reads_data: bool = True, awaited: Sequence[Path] = ()) -> Config:
     """Check that the files that the config names can be used, as seen from this machine, and return the config.
 
     `_check_` functions fill in keys of its nodes that are null.
 
     Args:
         reads_data: whether the section data is checked, too.
+        awaited: runs that are finished when this one starts, so they need no checkpoint yet.
 
     Raises:
         ConfigError: the first file that cannot be used; or all arguments that do not fit.
     """
-    if cfg.ckpt and not (_has_own_checkpoint(cfg) or home.expand(cfg.ckpt).exists()):
-        raise ConfigError("ckpt", cfg.ckpt, "must be an existing file or folder", "ckpt=<checkpoint of a run>")
+    if cfg.ckpt and not _has_own_checkpoint(cfg):
+        run_checkpoint.reject_missing(cfg.ckpt, awaited)
     sections = [str(name) for name in cfg.node if reads_data or name != "data"]
     for name in sections:
         _run_check_functions(cfg.node[name], cfg)  # they may rely on the types of the arguments

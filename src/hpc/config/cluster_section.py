@@ -30,6 +30,7 @@ SCRIPT_OPTIONS = {
         "--output|-o|--open-mode": "run_dir=",
         "--requeue|--no-requeue": "faults.retries=",
         "--signal": "checkpoint.every_minutes=",
+        "--mail-user|--mail-type": "cluster.mail=, cluster.mail_on=",
     },
     "pbs": {
         "-l *select": "trainer.num_nodes=, trainer.devices=",
@@ -40,8 +41,10 @@ SCRIPT_OPTIONS = {
         "-J": "submit.py --multirun",
         "-o|-j|-k|-e": "run_dir=",
         "-r": "faults.retries=",
+        "-M|-m": "cluster.mail=, cluster.mail_on=",
     },
 }
+MAIL_EVENTS = ("begin", "end", "fail")
 WORD_KEYS = ("name", "account", "partition", "qos", "constraint", "interface")
 LINE_KEYS = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
 # $NAME or ${NAME}, and what stands there for ${oc.env:NAME} and ${oc.env:NAME,default}.
@@ -83,6 +86,10 @@ class ClusterConfig:
     exclusive: bool = False  # request whole nodes if a job uses all their GPUs; false if nodes are never shared
     options: list[str] = field(default_factory=list)  # more options of sbatch or qsub: "-l filesystems=home:eagle"
 
+    mail: str | None = None  # address to which the scheduler writes about each job; null: none
+    # when it writes: begin, end, fail; with pbs, fail means that PBS aborts the job, and end tells the exit code
+    mail_on: list[str] = field(default_factory=lambda: ["end", "fail"])
+
     # slurm: srun with the site's options; every task must see all GPUs of its node. pbs: pbs_tmrsh, which every PBS
     # has, or the site's: "mpiexec -n {ranks} --ppn {tasks} --cpu-bind none". {ranks}: processes in all; {tasks}: on a
     # node, one per device
@@ -108,6 +115,7 @@ def _problems(cluster: ClusterConfig) -> Problems:
     yield one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
     yield from _word_problems(cluster)
     yield _login_host_problem(cluster.login_host)
+    yield from _mail_problems(cluster)
     yield from _line_problems(cluster)
     yield _node_local_problem(cluster.node_local)
     yield from _option_problems(cluster)
@@ -127,6 +135,17 @@ def _login_host_problem(host: str | None) -> ConfigError | None:
         rule = "must be the name of a machine, as ssh takes it: letters, digits, dots and dashes"
         return ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
     return None
+
+
+def _mail_problems(cluster: ClusterConfig) -> Problems:
+    """Yield the errors of the address, which stands in a job script, and of the events."""
+    if cluster.mail and not re.fullmatch(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9][A-Za-z0-9.-]*", cluster.mail):
+        rule = "must be one mail address: letters, digits and ._%+- around one @"
+        yield ConfigError("cluster.mail", repr(cluster.mail), rule, "cluster.mail=<name@site>")
+    for event in cluster.mail_on or ():
+        if event not in MAIL_EVENTS:
+            rule = f"must be a list of {', '.join(MAIL_EVENTS)}"
+            yield ConfigError("cluster.mail_on", repr(event), rule, "cluster.mail_on=[end,fail]")
 
 
 def _key_of_option(option: str, scheduler: str | None) -> str | None:

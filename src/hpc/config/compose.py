@@ -22,7 +22,6 @@ from hpc.config import defaults, personal_clusters, trainer_arguments, typed_wor
 from hpc.config.conversion import flatten, format_list_override
 from hpc.config.errors import ConfigError, closest_word, first_line, suggest_key
 from hpc.config.project import CONFIGS
-from hpc.system import home
 
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
@@ -77,7 +76,6 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     personal_clusters.check(values, name=cluster, is_taken=is_taken)
     _check_cluster_name(cfg, cluster)
     trainer_arguments.read_as_lightning(cfg)
-    _take_checkpoint_of_run(cfg)
     return cfg
 
 
@@ -122,14 +120,6 @@ def _compose_typed(words: list[str]) -> DictConfig:
             if repaired == words:
                 raise
             words = repaired
-
-
-def _take_checkpoint_of_run(cfg: DictConfig) -> None:
-    """Let `ckpt=RUN_DIR` mean the best checkpoint of that run, or its last one if it keeps no best. Modifies cfg."""
-    with suppress(OmegaConfBaseException, OSError):  # the rules report what cannot be resolved or read
-        paths = [f"{str(cfg.ckpt).rstrip('/')}/checkpoints/{name}" for name in ("best.ckpt", "last.ckpt")]
-        if existing := [path for path in paths if cfg.ckpt and home.expand(path).exists()]:
-            cfg.ckpt = existing[0]
 
 
 def _check_cluster_name(cfg: DictConfig, choice: str) -> None:

@@ -25,6 +25,8 @@ class Job:
     partition: str | None
     qos: str | None
     constraint: str | None
+    mail: str | None  # address
+    mail_on: tuple[str, ...]  # begin, end, fail; empty without an address
     request: str | None
     options: tuple[str, ...]
     launcher: str
@@ -88,6 +90,8 @@ def job_from_config(cfg: Config, arguments: tuple[str, ...] = (), **fields: Path
         partition=cluster.partition,
         qos=cluster.qos,
         constraint=cluster.constraint,
+        mail=cluster.mail if cluster.mail_on else None,
+        mail_on=tuple(cluster.mail_on) if cluster.mail else (),
         request=_fill_in_sizes("cluster.request", cluster.request, sizes) if cluster.request else None,
         options=tuple(cluster.options),
         launcher=_fill_in_sizes("cluster.launcher", cluster.launcher, sizes),

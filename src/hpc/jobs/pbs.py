@@ -13,7 +13,8 @@ from hpc.jobs.job import Job
 from hpc.jobs.script_lines import quote
 
 # Field of `Job` -> directive. A field that is None has none: some servers have no resource qos and reject it.
-DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}"}
+DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "mail": "-M {}"}
+MAIL_LETTERS = {"begin": "b", "end": "e", "fail": "a"}  # of -m; a: PBS has aborted the job, e also tells the exit code
 TMRSH = "pbs_tmrsh"  # cluster.launcher of every PBS: pbs.bash starts one for each rank
 
 
@@ -31,6 +32,8 @@ def render_job_script(job: Job) -> str:
 def _directives(job: Job) -> list[str]:
     lines = [f"-N {re.sub(r'[^A-Za-z0-9_.+-]', '_', job.name)[:200]}"]  # qsub rejects other characters
     lines += [form.format(quote(value)) for field, form in DIRECTIVES.items() if (value := getattr(job, field))]
+    if job.mail_on:
+        lines += [f"-m {''.join(MAIL_LETTERS[event] for event in dict.fromkeys(job.mail_on))}"]
     memory = f"mem={job.memory_gb}gb" if job.memory_gb else None
     lines += ["-l " + ":".join(filter(None, [f"select={job.nodes}", job.request, job.constraint, memory]))]
     lines += [f"-l place=scatter{':excl' if job.is_exclusive else ''}"]  # without scatter, two chunks may share a host

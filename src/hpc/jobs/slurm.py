@@ -22,6 +22,7 @@ DIRECTIVES = {
     "partition": "--partition={}",
     "qos": "--qos={}",
     "constraint": "--constraint={}",
+    "mail": "--mail-user={}",
 }
 # Slurm's signal before the end leaves time for a checkpoint. A short job gets it after nine tenths of its time.
 WARNING_SECONDS = 120
@@ -51,6 +52,8 @@ def _directives(job: Job) -> list[str]:
     options = [form.format(value) for field, form in DIRECTIVES.items() if (value := getattr(job, field))]
     if job.request and not job.gpus_per_node:
         options.remove(job.request)
+    if job.mail_on:
+        options.append(f"--mail-type={','.join(job.mail_on).upper()}")
     if job.is_exclusive:
         options.append("--exclusive")
     if job.memory_gb is not None:

@@ -1,5 +1,7 @@
 """Sentences on what limits a run, and the override to try next. Each is made from numbers that the page shows. Pure."""
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -131,6 +133,29 @@ def _start_up_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iter
         yield Finding(share, observation, None, f"No override shortens it; {SMALLER_WHEN_LONGER}")
 
 
+def _waiting_for_a_rank(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    slow, step_seconds = statistics.slow_rank, statistics.step_seconds.get("step")
+    if slow is None or not step_seconds:
+        return
+    share = slow.wait_seconds / step_seconds
+    place, own, fastest = f" on {slow.host}" * bool(slow.host), slow.own_seconds, slow.fastest_seconds
+    factor = f"{own / fastest:.1f} times" if own < 100 * fastest else "more than 100 times"
+    observation = (
+        f"Rank {slow.rank}{place} is slow: by itself it takes {format_seconds(own)} of a step, {factor} as long as the "
+        f"fastest rank ({format_seconds(fastest)}), in {slow.num_slowest} of {slow.num_exchanges} exchanges. "
+        f"The others wait for it during {format_percent(share)} of a step."
+    )
+    options = config_value(config, "cluster.options")
+    is_alone = (config_value(config, "trainer.num_nodes") or 1) == 1 or not slow.host
+    if is_alone or config_value(config, "cluster.scheduler") != "slurm" or not isinstance(options, list):
+        effect = "Compare its node and device with the others below, and the size of its samples."
+        yield Finding(share, observation, None, f"{effect} `python tools/comm.py` measures the network.")
+        return
+    override = shlex.quote(f"cluster.options={json.dumps([*options, f'--exclude={slow.host}'])}")
+    effect = "the next job, also with resume=, runs on other nodes. `python tools/comm.py` measures the network."
+    yield Finding(share, observation, override, effect)
+
+
 def _communication_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
     if (share := statistics.communication_share or 0) < 0.15:
         return
@@ -182,8 +207,8 @@ def _unused_gpu_memory(statistics: RunStatistics, config: Mapping[str, Any]) -> 
 
 
 RULES = (
-    _waiting_for_data, _unmeasured_wait, _validation_time, _checkpoint_time, _start_up_time, _communication_time,
-    _low_mfu, _busy_cpu, _unused_gpu_memory,
+    _waiting_for_data, _unmeasured_wait, _validation_time, _checkpoint_time, _start_up_time, _waiting_for_a_rank,
+    _communication_time, _low_mfu, _busy_cpu, _unused_gpu_memory,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from hpc.report import run_table
 from hpc.report.endings import Ending, attempt_endings
 from hpc.report.run_statistics import AttemptSpan, RunStatistics, compute_statistics
 from hpc.report.run_table import RunRow
+from hpc.report.slow_rank import find_slow_rank
 from hpc.run import attempt_log, history, job_logs
 from hpc.run.history import AttemptRecord, RunRecord
 from hpc.system.files import parse_json
@@ -54,7 +55,8 @@ def read_run_data(run: RunRecord) -> RunData:
     config, made_by = _read_config(config_text), _read_json(run.path / "made_by.json")
     time_notes = _time_notes(run)
     statistics = compute_statistics(spans, phases, curves=curves, nodes=nodes, config=config)
-    statistics = replace(statistics, steps_per_epoch=_steps_of_epoch(phases, row.step))
+    slow_rank = find_slow_rank(curves, run.attempts[-1] if run.attempts else None)
+    statistics = replace(statistics, steps_per_epoch=_steps_of_epoch(phases, row.step), slow_rank=slow_rank)
     if time_notes:
         statistics = replace(statistics, phase_seconds={}, phase_counts={})
     network_table = job_logs.read_tail(run.path / "network.txt")

@@ -9,6 +9,7 @@ from hpc.jobs import hardware
 from hpc.monitor import node_usage
 from hpc.monitor.event_files import RunCurves
 from hpc.monitor.node_usage import NodeSamples, Phase
+from hpc.report.slow_rank import SlowRank
 
 PHASES = {"start": "start-up", "validation": "validation", "checkpoint": "checkpoints", "test": "test"}
 PHASES |= {"predict": "prediction"}
@@ -42,6 +43,7 @@ class RunStatistics:
     gpu_capacity_gb: float | None  # the memory that such a GPU has
     cpu_percent: float | None
     steps_per_epoch: int | None = None  # of an epoch; or all that were made, if fewer
+    slow_rank: SlowRank | None = None  # that the others wait for
 
     def share(self, part: str) -> float:
         """Return the share of a part in a step, or of a phase in the run; 0 if it is unknown."""
@@ -60,7 +62,7 @@ def compute_statistics(
     nodes: Sequence[NodeSamples],
     config: Mapping[str, Any],
 ) -> RunStatistics:
-    """Return the statistics of a run, without `steps_per_epoch`."""
+    """Return the statistics of a run, without `steps_per_epoch` and `slow_rank`."""
     step_seconds = {part: curves.mean(f"perf/{part}_seconds") for part in ("step", *STEP_PARTS)}
     gpu_percent, cpu_percent = _use_in_training(nodes, phases)
     memory = [value for node in nodes for column in node.gpu_columns("memory_gb") for value in column if value == value]

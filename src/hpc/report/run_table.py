@@ -83,6 +83,7 @@ def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) ->
     if state.name != "finished" and not note:
         note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.name == "failed" else "")
         note = note or history.first_error(run, logs_too=not (state.is_active or state.name in STATES_WITHOUT_ERROR))
+    note = note or _describe_awaited(run, state)
     step, metric = latest_step_and_metric(run)
     num_hosts = len(run.attempts[-1].hosts) if run.attempts else 0
     is_running = state.name in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
@@ -97,6 +98,17 @@ def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) ->
         node_hours=history.node_hours(run, now if is_running else None),
         note=note,
     )
+
+
+def _describe_awaited(run: RunRecord, state: JobState) -> str:
+    """Return which run the job waits for, or waited for until it was removed; "" if none, or if it has started."""
+    after = run.submitted.get("after")
+    if not after or (run.attempts and run.attempts[-1].job == run.job):
+        return ""
+    if state.is_active:
+        return f"it waits for {after}"
+    awaited = history.find_run(Path(after))
+    return f"it waited for {after}{', which failed' if awaited and awaited.verdict == 'failed' else ''}"
 
 
 def scheduler_of_run(run: RunRecord) -> str:

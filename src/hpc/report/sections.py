@@ -156,6 +156,11 @@ def _step_table(statistics: RunStatistics) -> Table:
         for part in STEP_PARTS
         if part in statistics.step_seconds
     ]
+    if slow := statistics.slow_rank:
+        seconds = {f"rank {slow.rank} by itself": slow.own_seconds, "fastest rank by itself": slow.fastest_seconds}
+        seconds |= {f"waiting for rank {slow.rank}": slow.wait_seconds}
+        whole_seconds = statistics.step_seconds["step"]
+        rows += [[name, format_seconds(own), format_percent(own / whole_seconds)] for name, own in seconds.items()]
     whole = ["whole step", format_seconds(statistics.step_seconds["step"]), format_percent(1)]
     return Table(["part of a step", "mean", "share"], [*rows, whole])
 

@@ -17,6 +17,7 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config import freezing, trust
 from hpc.config.build import build, build_group
 from hpc.config.errors import ConfigError
+from hpc.config.run_checkpoint import find_checkpoint
 from hpc.config.sections import Config
 from hpc.data.same_data import SameData
 from hpc.launch.placement import Placement
@@ -57,7 +58,9 @@ def make_trainer(
         prediction_writer.require_predict_hooks(module, data)
     if run.process.is_reporting_rank and not run.checkpoint:
         trust.print_untrusted(cfg.node)
-    ckpt = prediction_writer.checkpoint_to_load(run.run_dir, cfg.ckpt) if cfg.task == "predict" else cfg.ckpt
+    ckpt = find_checkpoint(cfg.ckpt) if cfg.ckpt else None
+    if cfg.task == "predict":
+        ckpt = prediction_writer.checkpoint_to_load(run.run_dir, ckpt)
     rest = _load_weights(run, module, ckpt) if ckpt and not run.checkpoint else {}
     references = freezing.map_values_to_references(cfg.node)
     run_loggers = record.begin_logging(run, references)

@@ -24,7 +24,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("hosts", "log_dirs", "jobs"), (list,)),
     **dict.fromkeys(("metrics", "validated", "logs", "reached", "logger_ids"), (dict,)),
     **dict.fromkeys(("event", "outcome", "why", "code", "launcher", "writer"), (str,)),
-    **dict.fromkeys(("job", "scheduler", "error"), (str, type(None))),
+    **dict.fromkeys(("job", "scheduler", "error", "after"), (str, type(None))),
     **dict.fromkeys(("time", "seconds"), NUMBER),
 }
 

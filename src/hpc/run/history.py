@@ -26,6 +26,7 @@ class AttemptRecord:
     hosts: list[str]
     world_size: int
     end: dict[str, Any] | None  # its end event in attempts.jsonl
+    from_step: int = 0  # step of the checkpoint that it resumed from
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ def find_runs(folder: Path, *, name: str = "", depth: int = 2) -> list[RunRecord
     prefix = name or (folder.resolve().name if (folder / "members").exists() else "")
     names = {path: f"{prefix}/{path.name}".lstrip("/") for path in subfolders}
     return [run for path in subfolders for run in find_runs(path, name=names[path], depth=depth - 1)]
+
+
+def find_run(folder: Path) -> RunRecord | None:
+    """Return the run in this folder; None if there is none that can be read."""
+    try:
+        return read_run(folder, folder.name) if _is_run(folder) else None
+    except (OSError, ValueError):  # a damaged file may have named the folder
+        return None
 
 
 def read_run(path: Path, name: str) -> RunRecord:
@@ -213,6 +222,7 @@ def _read_attempts(path: Path) -> list[AttemptRecord]:
             event.get("hosts", []),
             event.get("world_size", 0),
             ends.get(event.get("attempt")),
+            event.get("from_step", 0),
         )
         for event in events
         if event.get("event") == "start"

@@ -25,7 +25,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     members = sweep.compose_members(words, folder)
     array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     progress = tqdm(members, "checking", unit="run", disable=None, leave=False, delay=1)
-    cfgs = [queue_run.check_submission(node, overrides) for node, overrides in progress]
+    cfgs = [queue_run.check_submission(node, typed, awaited=options.awaited) for node, typed in progress]
     jobs = [make_job(cfg, **array_fields) for cfg in cfgs]
     sweep.reject_different_requests(jobs)
     first_cfg = cfgs[0]
@@ -49,7 +49,7 @@ def submit_search(
     """Queue a search. Its members get their values when they start; here the corners of its space are checked."""
     folder = directory.choose_run_dir(None, "search", now=datetime.now(), environ={})
     corners = search.compose_corners(words, folder)
-    cfgs = [queue_run.check_submission(node, overrides) for node, overrides in corners]
+    cfgs = [queue_run.check_submission(node, typed, awaited=options.awaited) for node, typed in corners]
     settings = search.make_search(words, cfgs, sampler=sampler, trials=trials)
     array_fields = {
         "members_file": folder / "members",

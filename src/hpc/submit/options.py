@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hpc.config import command_parser
 from hpc.config.errors import ConfigError
+from hpc.submit.awaited_run import AwaitedRun
 
 SAMPLERS = ["random", "tpe"]
 MAX_ARRAY_SIZE = 1000  # runs; Slurm's default MaxArraySize is 1001
@@ -20,11 +21,13 @@ class SubmitOptions:
         dry_run: print the job script; write and submit nothing.
         parsable: print JOBID RUN_DIR and nothing else.
         wait: wait for the job and exit with its exit code.
+        awaited: the unfinished run that the job waits for.
     """
 
     dry_run: bool = False
     parsable: bool = False
     wait: bool = False
+    awaited: AwaitedRun | None = None
 
 
 def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
@@ -33,6 +36,8 @@ def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Na
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
+    after_help = "start the job once that run, queued by submit.py, is finished; its checkpoint is ckpt=RUN_DIR"
+    parser.add_argument("--after", metavar="RUN_DIR", help=after_help)
     parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, for sbatch or qsub")
     array = parser.add_mutually_exclusive_group()
     sweep_help = "submit all combinations of key=a,b as one job array"
@@ -50,6 +55,9 @@ def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Na
 
 def _reject_combinations(arguments: argparse.Namespace) -> None:
     is_array = arguments.multirun or arguments.search
+    if arguments.after is not None and (arguments.render or arguments.draw):
+        rule = "cannot be combined with --render or --draw, which submit no job"
+        raise ConfigError("--after", arguments.after, rule, "leave one out")
     if is_array and arguments.cfg:
         rule = "cannot be combined with --multirun or --search: it shows the config of one run"
         raise ConfigError("--cfg", None, rule, "--cfg job alone")

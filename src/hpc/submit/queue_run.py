@@ -16,6 +16,7 @@ from hpc.config.parse import parse
 from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.submit import scheduler
+from hpc.submit.awaited_run import AwaitedRun
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_job_script
 
@@ -26,7 +27,7 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
     Args:
         words: overrides as typed; they are stored beside the config.
     """
-    cfg = check_submission(node, words if program == "train.py" else None)
+    cfg = check_submission(node, words if program == "train.py" else None, awaited=options.awaited)
     cfg.run_dir = str(directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     run_dir = cfg.run_path
     job = make_job(cfg, run_dir=run_dir, program=program)
@@ -54,13 +55,14 @@ def submit_run(node: DictConfig, words: Sequence[str], *, options: SubmitOptions
     return run_dir
 
 
-def check_submission(node: DictConfig, words: Sequence[str] | None) -> Config:
+def check_submission(node: DictConfig, words: Sequence[str] | None, *, awaited: AwaitedRun | None = None) -> Config:
     """Return the config, with the keys that follow from the data. Raise `ConfigError` if it cannot be submitted.
 
     Args:
         words: overrides as typed, for a job that trains; None for other jobs, whose memory is not checked.
+        awaited: the run that the job waits for. It may be `ckpt`, although it has no checkpoint yet.
     """
-    cfg = arguments.check_files(parse(node, for_job=True))
+    cfg = arguments.check_files(parse(node, for_job=True), awaited=awaited.run_dirs if awaited else ())
     if words is not None:
         reject_too_big(cfg, words)
     return cfg

@@ -43,7 +43,7 @@ def resubmit(node: DictConfig, run_dir: Path, *, words: Sequence[str], options: 
     if differences:
         reject_run_with_fixed_script(run_dir)
         os.chdir(read_work_dir(run_dir))  # the run's relative paths keep their meaning
-        arguments.check_files(cfg)
+        arguments.check_files(cfg, awaited=options.awaited.run_dirs if options.awaited else ())
         reject_too_big(cfg, frozen_config.merge_overrides(run_dir, overrides))
     if options.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in differences))

@@ -19,6 +19,7 @@ from hpc.config.freezing import escape_quotes
 from hpc.config.sections import ClusterConfig, Config
 from hpc.jobs import job_states
 from hpc.jobs.job import Job
+from hpc.submit.awaited_run import AwaitedRun, dependency_options
 
 SUBMIT_COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
 CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
@@ -60,6 +61,7 @@ def submit_job(
     job: Job,
     folder: Path,
     wait: bool = False,
+    awaited: AwaitedRun | None = None,
     change: Callable[[], None] | None = None,
 ) -> tuple[list[str], subprocess.Popen[str]]:
     """Submit a job script, several times for a chain. Record the jobs in submitted.json of `folder`.
@@ -68,6 +70,7 @@ def submit_job(
     replace others, are held until all of them are accepted and the files are there.
 
     Args:
+        awaited: the run that must be finished before the first job starts.
         change: writes these files.
 
     Returns:
@@ -87,13 +90,13 @@ def submit_job(
     commands: list[subprocess.Popen[str]] = []
     try:
         while len(job_ids) < num_jobs:
-            after = job_ids[-1] if job_ids else None
-            job_id, command = _call_submit_command(script, cfg, after=after, is_held=is_held, wait=wait)
+            options = dependency_options(scheduler, awaited, previous=job_ids[-1] if job_ids else None)
+            job_id, command = _call_submit_command(script, cfg, options=options, is_held=is_held, wait=wait)
             job_ids.append(job_id)
             commands.append(command)
         if change:
             change()
-        _record_jobs(folder, cfg, job=job, job_ids=job_ids)
+        _record_jobs(folder, cfg, job=job, job_ids=job_ids, awaited=awaited)
     except BaseException:
         _call_for_jobs(CANCEL_COMMAND[scheduler], job_ids)
         raise
@@ -102,12 +105,13 @@ def submit_job(
     return job_ids, commands[-1]
 
 
-def _record_jobs(folder: Path, cfg: Config, *, job: Job, job_ids: Sequence[str]) -> None:
+def _record_jobs(folder: Path, cfg: Config, *, job: Job, job_ids: Sequence[str], awaited: AwaitedRun | None) -> None:
     """Write submitted.json in place, as duplicate_jobs.py locks this file."""
     size = {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node, "seconds": job.walltime_seconds}
     cluster = {"cluster": cfg.cluster.name, "scheduler": cfg.cluster.scheduler}
     submission = {"time": time.time(), **cluster, "argv": sys.argv[1:], "name": job.name, **size}
     submission |= {"job": job_ids[0], "jobs": job_ids}
+    submission |= {"after": str(awaited.run_dirs[0])} if awaited else {}
     (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
 
 
@@ -146,22 +150,20 @@ def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Pa
 
 
 def _call_submit_command(
-    script: Path, cfg: Config, *, after: str | None, is_held: bool, wait: bool
+    script: Path, cfg: Config, *, options: Sequence[str], is_held: bool, wait: bool
 ) -> tuple[str, subprocess.Popen[str]]:
-    """Run sbatch or qsub, and return the job's id and the command.
+    """Run sbatch or qsub with these options, and return the job's id and the command.
 
     There is no time limit: a command that is killed may have queued the job already.
     """
     scheduler = cfg.cluster.scheduler
     assert scheduler
     is_slurm = scheduler == "slurm"
-    options = ["--parsable"] + ["--wait"] * wait if is_slurm else ["-W", "block=true"] * wait
-    options += ["--hold" if is_slurm else "-h"] * is_held
-    if after:
-        options += ["-W", f"depend=afternotok:{after}"]
+    words = ["--parsable"] + ["--wait"] * wait if is_slurm else ["-W", "block=true"] * wait
+    words += ["--hold" if is_slurm else "-h"] * is_held
     name = SUBMIT_COMMAND[scheduler]
     command = subprocess.Popen(
-        [find_submit_command(scheduler), *options, str(script)],
+        [find_submit_command(scheduler), *words, *options, str(script)],
         env=submit_environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -192,6 +194,8 @@ def _suggest_fix(message: str, cfg: Config) -> str:
     """Return what to type after a rejection: the keys that the scheduler's message is about, with their values."""
     if re.search("timed out|contact|connect|try again|temporar", message, re.IGNORECASE):
         return "the same again, in some minutes"
+    if re.search("dependency", message, re.IGNORECASE):
+        return "the same again: the job that it was to wait for has ended in the meantime"
     if re.search("job submit limit|max_?(submit|queued|jobs)", message, re.IGNORECASE):
         return "the same again, when fewer of your jobs wait, or a smaller or shorter job"
     values = {

@@ -9,6 +9,7 @@ from subprocess import Popen
 from hpc.config import walltime
 from hpc.config.sections import Config
 from hpc.submit import scheduler
+from hpc.submit.awaited_run import reject_other_scheduler
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job
 
@@ -41,16 +42,26 @@ def submit_and_report(
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
         size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
+    if options.awaited:
+        reject_other_scheduler(options.awaited, cfg)
     job_ids, command = scheduler.submit_job(
-        script or folder / "job.sh", cfg, job=job, folder=folder, wait=options.wait, change=change
+        script or folder / "job.sh",
+        cfg,
+        job=job,
+        folder=folder,
+        wait=options.wait,
+        awaited=options.awaited,
+        change=change,
     )
     if options.parsable:
         print(job_ids[0], folder)
     else:
         log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], is_array=num_members > 1)
         print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
+        if awaited := options.awaited:
+            print(f"starts once job {awaited.job} has finished the run {awaited.run_dirs[0]}, and never if it does not")
         print(f"asks for at most {size}: {cost}")
-        if start:
+        if start and not options.awaited:
             print(f"Slurm expects to start it {describe_start(start, datetime.now())}")
     return command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import arguments, compose, parse
+from hpc.config import arguments, compose, parse, run_checkpoint
 from hpc.config.errors import ConfigError
 from hpc.plan.setup import setup_from_config
 
@@ -235,5 +235,6 @@ def test_the_checkpoint_of_a_run_is_its_best_or_its_last(names: list[str], taken
         (tmp_path / "run" / "checkpoints" / f"{name}.ckpt").mkdir(parents=True)
     (tmp_path / "run").mkdir(exist_ok=True)
     expected = f"{tmp_path}/run/checkpoints/{taken}.ckpt" if taken else f"{tmp_path}/run/"
-    assert compose.compose_overrides([f"ckpt={tmp_path}/run/"]).ckpt == expected
-    assert compose.compose_overrides([f"ckpt={expected}"]).ckpt == expected
+    assert run_checkpoint.find_checkpoint(f"{tmp_path}/run/") == expected
+    assert run_checkpoint.find_checkpoint(expected) == expected
+    assert compose.compose_overrides([f"ckpt={tmp_path}/run"]).ckpt == f"{tmp_path}/run"  # looked up at each start

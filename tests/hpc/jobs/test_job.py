@@ -157,6 +157,27 @@ def test_a_script_for_an_image_uses_the_library_in_src(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "MINE\n"), done.stderr
 
 
+def test_mail_is_sent_at_the_moments_that_are_named() -> None:
+    for words in ([], ["cluster.mail_on=[begin]"], ["cluster.mail=ana@uni.hr", "cluster.mail_on=[]"]):
+        assert "--mail" not in slurm.render_job_script(on("slurm", *words))
+    lines = directives(slurm.render_job_script(on("slurm", "cluster.mail=ana@uni.hr")))
+    assert {"--mail-user=ana@uni.hr", "--mail-type=END,FAIL"} <= set(lines)
+    more = on("slurm", "cluster.mail=ana@uni.hr", "cluster.mail_on=[begin,fail]")
+    assert "--mail-type=BEGIN,FAIL" in directives(slurm.render_job_script(more))
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        *((f"cluster.mail='{value}'", "mail") for value in ("ana", "a@b c", "a@b;id", "a@$(id)", "a@b\nc@d", "@b")),
+        ("cluster.mail_on=[end,never]", "mail_on"), ("cluster.mail_on=end", "mail_on"),
+    ],
+)  # fmt: skip
+def test_what_is_no_address_or_moment_is_rejected(word: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^cluster\.{key} must be"):
+        on("slurm", word)
+
+
 def test_an_environment_is_staged_where_that_is_wanted() -> None:
     work = on("narval", FOUR, "cluster.stage_env=true")
     text, here = slurm.render_job_script(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"

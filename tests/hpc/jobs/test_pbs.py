@@ -32,7 +32,7 @@ SOURCED = [project.LIBRARY / "jobs" / file for file in SOURCED_FILES["pbs"]]
 WORK = Path("/home/ana")
 JOB = Job(
     name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, walltime_seconds=5400,
-    is_exclusive=True, account="proj-7", partition="gpu", qos=None, constraint=None,
+    is_exclusive=True, account="proj-7", partition="gpu", qos=None, constraint=None, mail=None, mail_on=(),
     request="ncpus=32:ngpus=4:mpiprocs=1", options=("-l filesystems=home:eagle", "-m n"), launcher="pbs_tmrsh",
     container=None, cluster="pbs", env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
     stage_env=False, chain=1, retries=3, arguments=(), run_dir=WORK / "runs/digits",
@@ -69,6 +69,12 @@ def directives(text: str) -> list[list[str]]:
     assert text.count("#PBS -") == len(top), "qsub reads the #PBS lines before the first command only"
     assert not any(re.search(r"\$(?!HOME)|\\$", line) for line in top), "nothing is expanded in a directive"
     return [shlex.split(line)[1:] for line in top]
+
+
+def test_mail_is_sent_at_the_moments_that_are_named() -> None:
+    assert not {"-M", "-m"} & {option for option, *_ in directives(pbs.render_job_script(SUPEK))}
+    words = directives(pbs.render_job_script(replace(SUPEK, mail="ana@uni.hr", mail_on=("end", "fail", "begin"))))
+    assert ["-M", "ana@uni.hr"] in words and ["-m", "eab"] in words
 
 
 def test_directives_follow_from_the_fields() -> None:

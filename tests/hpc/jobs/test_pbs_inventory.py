@@ -30,7 +30,7 @@ def job(**changes: Any) -> Job:
         name="run", cluster="mine", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=16, memory_gb=60,
         walltime_seconds=3600, is_exclusive=False, account=None, partition=None, qos=None, constraint=None,
         request="ncpus=64:ngpus=4:mpiprocs=1", options=(), launcher="pbs_tmrsh", container=None, env={},
-        interface=None, node_local=None, stage_env=False, chain=1, retries=3, arguments=(),
+        interface=None, node_local=None, stage_env=False, chain=1, retries=3, arguments=(), mail=None, mail_on=(),
     )  # fmt: skip
     return replace(made, **changes)
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import socket
 import threading
 from collections import UserDict
 from functools import partial
@@ -26,6 +27,10 @@ from hpc.jobs.hardware import peak_flops
 from hpc.monitor import own_time, pauses, throughput
 from hpc.monitor.flops import StepFlops
 from hpc.monitor.throughput import Throughput, Window, window_numbers
+from hpc.report import run_data
+from hpc.report.findings import list_findings
+from hpc.report.run_statistics import RunStatistics
+from hpc.run import history
 from hpc.training import step_overhead
 from hpc.training.step_overhead import DataWaitClock
 from my_research.models.gpt import GPT
@@ -428,33 +433,50 @@ def test_one_rank_alone_can_count(together: Any) -> None:
     assert together(_count_on_one_rank, 2) == [2.0 + 2 * 2 * 2 * 3, 2.0]
 
 
-# Slows down the second rank: it computes longer, or waits longer for its data.
+# Slows down the second rank: it computes longer, or waits longer for its data. Ranks exchange times in most steps.
 SLOW_RANK = """
 import time
 from hpc.data.fetching import IndexedDataset
+from hpc.resume import agreement
 from my_research.module import Classifier
 
+agreement.INTERVAL_SECONDS = 0.02
 owner, name = {place}
 original = getattr(owner, name)
 
 def slowed(self, *args):
     import torch.distributed as dist
-    time.sleep(0.06 * dist.get_rank())
+    time.sleep({seconds} * dist.get_rank())
     return original(self, *args)
 
 setattr(owner, name, slowed)
 """
 
 
+COMPUTES = '(Classifier, "training_step")'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "place"),
-    [("ddp", '(Classifier, "training_step")'), ("fsdp", '(IndexedDataset, "__getitem__")')],
+    ("strategy", "place", "seconds"),
+    [("ddp", COMPUTES, 0.06), ("fsdp", '(IndexedDataset, "__getitem__")', 0.06), ("ddp", COMPUTES, 0.0)],
+    ids=["ddp", "fsdp", "healthy"],
 )
-def test_the_slowest_rank_is_found(start: Any, tmp_path: Path, strategy: str, place: str) -> None:
+def test_the_slowest_rank_is_found(start: Any, tmp_path: Path, strategy: str, place: str, seconds: float) -> None:
     words = ["trainer=ddp", f"strategy={strategy}", "trainer.accelerator=cpu", "trainer.devices=2", QUIET]
-    words += ["trainer.max_steps=60", "trainer.log_every_n_steps=20", "callbacks.samples=null", "cluster=local"]
-    start(tmp_path / "run", 2, words, patch=SLOW_RANK.replace("{place}", place))
-    slowest, fastest = (scalars(tmp_path / "run", f"perf/own_seconds_{which}_rank") for which in ("slowest", "fastest"))
-    assert scalars(tmp_path / "run", "perf/slowest_rank")[-1] == 1
+    words += ["trainer.max_steps=60", "trainer.log_every_n_steps=3", "callbacks.samples=null", "cluster=local"]
+    run_dir = tmp_path / "run"
+    start(run_dir, 2, words, patch=SLOW_RANK.replace("{place}", place).replace("{seconds}", f"{seconds}"))
+    slowest, fastest = (scalars(run_dir, f"perf/own_seconds_{which}_rank") for which in ("slowest", "fastest"))
+    sentences = " ".join(list_findings(*_statistics_and_config(run_dir)))
+    if not seconds:
+        assert len(slowest) >= 10 and " is slow: " not in sentences
+        return
+    assert scalars(run_dir, "perf/slowest_rank")[-1] == 1
     assert slowest[-1] >= 0.06 and fastest[-1] < slowest[-1] - 0.03
+    assert f"Rank 1 on {socket.gethostname()} is slow: by itself it takes" in sentences
+
+
+def _statistics_and_config(run_dir: Path) -> tuple[RunStatistics, dict[str, Any]]:
+    data = run_data.read_run_data(history.find_runs(run_dir)[0])
+    return data.statistics, data.config

@@ -318,6 +318,28 @@ def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Cloc
 # -- Its state, with Slurm --
 
 
+def test_the_run_that_a_job_waits_for_is_told(runs: Path, commands: Path, work: job.Job) -> None:
+    submit(runs / "digits", commands, work)
+    train, file = runs.parent / "train", runs / "digits" / "submitted.json"
+    file.write_text(file.read_text().replace("{", f'{{"after": "{train}",', 1))
+    stub(commands, "squeue", "echo '17 PENDING Dependency'")
+    row = only(runs)
+    assert (row["state"], row["note"]) == ("pending (Dependency)", f"it waits for {train}")
+    stub(commands, "squeue", "echo '17 CANCELLED None'")
+    assert only(runs)["note"] == f"it waited for {train}"
+    number = attempt(train, job="16")
+    end(train, number, 500, "failed", {})
+    assert only(runs)["note"] == f"it waited for {train}, which failed"
+    whole = file.read_text()
+    file.write_text(whole.replace(f'"{train}"', "3", 1))
+    assert only(runs)["state"] == "not submitted", "a damaged file counts as missing"
+    file.write_text(whole.replace(f'"{train}"', r'"\u0000"', 1))
+    assert only(runs)["note"].startswith("it waited for")
+    file.write_text(whole)
+    attempt(runs / "digits")  # it has started: other reasons count from now on
+    assert only(runs)["note"] == ""
+
+
 @pytest.mark.parametrize(
     ("line", "state"),
     [

@@ -148,6 +148,19 @@ def test_a_run_of_an_earlier_version_is_resumed(before: str, task: str, run: Pat
         assert compose(run, "trainer.num_nodes=2").name == "digits"  # composed anew, with today's default name
 
 
+def test_an_earlier_version_froze_the_checkpoint_of_a_run(tmp_path: Path) -> None:
+    for name in ("last", "best"):
+        (tmp_path / f"train/checkpoints/{name}.ckpt").mkdir(parents=True)
+    run = started(tmp_path / "run", *SLURM, f"ckpt={tmp_path}/train")
+    assert compose(run, "trainer.num_nodes=2").ckpt == f"{tmp_path}/train"
+    frozen = f"{tmp_path}/train/checkpoints/last.ckpt"
+    edit(run / "config.yaml", f"ckpt: {tmp_path}/train\n", f"ckpt: {frozen}\n")
+    assert compose(run, "trainer.num_nodes=2").ckpt == frozen
+    edit(run / "config.yaml", f"ckpt: {frozen}\n", "ckpt: /other\n")
+    with pytest.raises(ConfigError, match="ckpt must stay /other"):
+        compose(run, "trainer.num_nodes=2")
+
+
 def test_a_run_that_an_earlier_version_has_submitted_moves_with_its_own_code(run: Path) -> None:
     (run / "code" / "src" / "hpc" / "jobs" / "cluster").mkdir(parents=True)
     assert compose(run).trainer.num_nodes == 4

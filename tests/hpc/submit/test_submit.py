@@ -135,6 +135,7 @@ def test_a_chain_tells_what_all_its_jobs_may_cost(desk: Desk) -> None:
         ("slurm", "--nodes=8", "trainer.num_nodes="), ("slurm", "-N8", "trainer.num_nodes="),
         ("slurm", "--time 4:00:00", "cluster.time="), ("slurm", "--array=0-3", "--multirun"),
         ("slurm", "--no-requeue", "faults.retries="), ("pbs", "-l walltime=4:00:00", "cluster.time="),
+        ("slurm", "--mail-user=a@b", "cluster.mail="), ("pbs", "-m n", "cluster.mail_on="),
         ("slurm", "--mem-per-cpu=1G", ""), ("slurm", "--gres=lscratch:10", ""), ("pbs", "-l filesystems=home", ""),
     ],
 )  # fmt: skip

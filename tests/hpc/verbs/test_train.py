@@ -96,6 +96,8 @@ def test_a_checkpoint_is_evaluated_to_the_same_number(
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
     done = call(f"ckpt={ckpt}", "task=test", f"run_dir={tmp_path / 'again'}", QUIET)
     assert last_line(done.stdout) == last_line(trained[1]), done.stderr
+    done = call(f"ckpt={trained[0]}", "task=test", f"run_dir={tmp_path / 'best'}", QUIET)
+    assert f"the run begins with the weights of {trained[0]}/checkpoints/best.ckpt\n" in done.stdout, done.stderr
 
 
 @pytest.mark.soak
