@@ -7,6 +7,7 @@ from subprocess import Popen
 
 from hpc.config import walltime
 from hpc.config.sections import Config
+from hpc.jobs.job import Job
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job
@@ -17,27 +18,21 @@ def submit_and_report(
     folder: Path,
     *,
     options: SubmitOptions,
-    num_members: int = 1,
+    array_job: Job | None = None,
     script: Path | None = None,
     change: Callable[[], None] | None = None,
 ) -> Popen[str]:
     """Submit the job script in `folder` and print the job's number, its log and its cost.
 
     Args:
+        array_job: the job of each member, if this is a job array.
         script: the script to submit, if it is not in its place yet.
         change: what puts it there, and changes other files of the run, once the scheduler has accepted the job.
 
     Returns:
         The command of the scheduler. With --wait, it ends when the job does, with the job's exit code.
     """
-    job = make_job(cfg, run_dir=folder)
-    num_jobs = num_members * (job.chain if cfg.cluster.scheduler == "pbs" else 1)
-    cost = f"{job.gpu_hours * num_jobs:g} GPU-hours" if job.gpus_per_node else "no GPU"
-    size = f"{job.nodes} nodes x {job.tasks_per_node} tasks, {walltime.format_walltime(job.walltime_seconds)}"
-    if num_members > 1:
-        size = f"{num_members} runs of {size} each"
-    elif num_jobs > 1:
-        size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
+    job = array_job or make_job(cfg, run_dir=folder)
     if cfg.cluster.scheduler == "slurm":
         scheduler.reject_impossible_job(script or folder / "job.sh")
     job_ids, command = scheduler.submit_job(
@@ -46,10 +41,31 @@ def submit_and_report(
     if options.parsable:
         print(job_ids[0], folder)
     else:
-        log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], is_array=num_members > 1)
+        log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], job=job)
         print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
-        print(f"asks for at most {size}: {cost}")
+        print(f"asks for at most {describe_size(job, chain=job.chain if cfg.cluster.scheduler == 'pbs' else 1)}")
     return command
+
+
+def describe_size(job: Job, *, chain: int) -> str:
+    """Return the nodes, tasks, time and cost of a job, or of all jobs of an array.
+
+    Args:
+        chain: number of jobs of a run, one after the other.
+    """
+    num_runs = max(job.num_members, 1)
+    size = f"{job.nodes} nodes x {job.tasks_per_node} tasks, {walltime.format_walltime(job.walltime_seconds)}"
+    if job.num_members > 1:
+        size = f"{num_runs} runs of {size} each"
+        size += f", {job.runs_per_node} on a node" if job.runs_per_node > 1 else ""
+    elif chain > 1:
+        size = f"{chain} jobs, one after the other until the run is finished, of {size} each"
+    gpu_hours = job.gpu_hours * max(job.num_array_jobs, 1) * chain
+    used_hours = job.nodes * job.gpus_per_node * job.walltime_seconds / 3600 * num_runs * chain
+    if not gpu_hours:
+        return f"{size}: no GPU"
+    idle = f", {gpu_hours - used_hours:g} of them for GPUs that stay idle" if gpu_hours > used_hours else ""
+    return f"{size}: {gpu_hours:g} GPU-hours{idle}"
 
 
 def exit_if_job_failed(command: Popen[str], options: SubmitOptions) -> None:
