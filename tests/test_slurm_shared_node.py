@@ -20,6 +20,7 @@ pytestmark = pytest.mark.soak
 RATES = ["0.01", "1e30", "0.02", "0.03", "0.04", "0.05"]
 BROKEN, KILLED = 1, 2
 SWEEP = ["cluster=test", "trainer=gpu", *QUIET, "trainer.max_steps=4", "callbacks.witness.fault=hold"]
+OTHERS = re.compile("rank-|go$")  # files that the tests themselves have written
 SWEEP += ["callbacks.witness.rank=0", f"model.optimizer.lr={','.join(RATES)}", "--multirun"]
 # Make the script of an array whose runs share nodes, as submit.py does, in a baked project.
 WRITE = """
@@ -123,7 +124,7 @@ def test_runs_share_nodes_and_leave_each_other_alone(desk):
     desk.slurm.wait(alone.job, 240)
     assert sorted(alone.elements()) == ["0", "1", "2", "3", "4", "5"]
     for number in set(range(6)) - {BROKEN}:
-        assert same.differences(alone.members[number], sweep.members[number], others=re.compile("rank-|go$|job.sh")) == []
+        assert same.differences(alone.members[number], sweep.members[number], others=OTHERS) == []
 
 
 # -- The end of the wall time, with ranks that are a small program --
@@ -160,7 +161,7 @@ def test_at_the_end_of_the_wall_time_the_runs_that_are_left_go_on(make):
     slurm.call("scontrol", "update", f"job={job}_0", "EndTime=now+1")
     slurm.wait(job, 120)
     logs = "\n".join(path.read_text() for path in root.rglob("job-*.log"))
-    assert [(run / "starts").read_text().split("\n")[:-1][-1][0] for run in (waits, finishes, fails)] == list("100"), logs
+    assert [(run / "starts").read_text().splitlines()[-1][0] for run in (waits, finishes, fails)] == list("100"), logs
     assert (waits / "checkpoints" / "step-000000001").is_dir(), "it has saved"
     record = slurm.show(job)
     assert (record["JobState"], record["Restarts"]) == ("FAILED", "1"), logs

@@ -1,4 +1,4 @@
-"""Runs of a job array that share a node, where the scheduler gives a job whole nodes and a run uses some of the GPUs."""
+"""Runs of a job array that share a node, where a job gets whole nodes and a run uses some of the GPUs of one."""
 
 from dataclasses import replace
 

@@ -132,7 +132,8 @@ def _launch(job: Job) -> list[str]:
     """Return the lines that start the ranks and wait for them."""
     lines = script_lines.search_trial_lines(job) if job.is_search_trial else []
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}"]
-    options += [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # srun 22.05 to 23.02 inherits none
+    # srun 22.05 to 23.02 does not inherit the cores.
+    options += [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []
     options += _step_options(job) if job.runs_per_node > 1 else []
     python = ""
     if script_lines.is_environment_staged(job):
@@ -155,8 +156,9 @@ def _launch(job: Job) -> list[str]:
 def _step_options(job: Job) -> list[str]:
     """Return the options of srun for a run that shares its node: its own GPUs, cores and memory, and no more."""
     memory_gb = (job.memory_gb or 0) * job.gpus_per_node // job.all_gpus_per_node
-    # The first step would take all memory of the job; with 0 the steps share it.
-    options = ["--exact", f"--ntasks={job.tasks_per_node}", f"{job.step_request}", f"--mem={memory_gb}{'G' * bool(memory_gb)}"]
+    # Without --mem the first step would take all memory of the job; with 0 the steps share it.
+    memory = f"--mem={memory_gb}{'G' * bool(memory_gb)}"
+    options = ["--exact", f"--ntasks={job.tasks_per_node}", f"{job.step_request}", memory]
     # A launcher's list of cores is for the ranks of a whole node.
     return [*options, "--cpu-bind=cores"] if re.search("--cpu-bind=(mask|map)_", job.launcher) else options
 

@@ -39,7 +39,7 @@ SCHEDULERS = {
 
 
 def scripts(name: str) -> dict[str, str]:
-    """Render all scripts of a cluster: for a run, for a search, also with several runs on a node, and to submit by hand."""
+    """Render all scripts of a cluster: for a run, for a search, for one whose runs share nodes, to submit by hand."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
     run = job.job_from_config(parse(composed(*words)), **places)
