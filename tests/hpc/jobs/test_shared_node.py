@@ -196,6 +196,18 @@ def test_a_job_that_was_cancelled_is_not_requeued(shared_node: SharedNode) -> No
     assert [shared_node.end(name) for name in "abc"] == [""] * 3, "who requeues it by hand starts all of them"
 
 
+def test_a_job_that_was_cancelled_while_a_run_waited_is_not_requeued(shared_node: SharedNode) -> None:
+    sign = shlex.quote(str(shared_node.folder / "cancelled"))
+    state = f'[ -e {sign} ] && state="COMPLETING Reason=None"; echo "JobState=${{state:-RUNNING}} Restarts=0 x"'
+    requeue = 'echo "$2" >>"${0%/*}/requeued"'
+    shared_node.node.program("scontrol", f'if [ "$1" = show ]; then {state}; else {requeue}; fi')
+    done = verdict("finished")
+    cancel = f'until [ -s "$run/../a/ended" ]; do sleep 0.05; done; touch {sign}; exit 85'
+    assert shared_node.run(a="exit 85", b=cancel, c=done) == 85
+    assert shared_node.end("a") == "17_0 continue" and shared_node.node.noted("requeued") == []
+    assert "job 17_0: cancelled; to continue: sbatch --array=0 " in shared_node.node.said
+
+
 @pytest.mark.parametrize(
     ("reason", "end", "again"),
     [("TimeLimit", "continue", True), ("TimeLimit", "failed", False), ("None", "continue", False)],
@@ -210,7 +222,7 @@ def test_when_the_job_is_cut_short_it_is_requeued_for_runs_that_wait(
         source <(cat {shlex.join(map(str, SOURCED))})
         scontrol() {{ if [ $1 = show ]; then {shows}; else echo "requeued $2"; fi; }}
         job=17_0 end_files=({tmp_path}/ended {tmp_path}/none)
-        (trap 'touch {tmp_path}/term; exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done) &
+        (trap 'touch {tmp_path}/term; exit' TERM; touch {tmp_path}/ready; for _ in {{1..200}}; do sleep 0.05; done) &
         until [ -e {tmp_path}/ready ]; do sleep 0.05; done
         handle_term_of_node
         wait"""
