@@ -20,8 +20,8 @@ pytestmark = pytest.mark.soak
 RATES = ["0.01", "1e30", "0.02", "0.03", "0.04", "0.05"]
 BROKEN, KILLED = 1, 2
 SWEEP = ["cluster=test", "trainer=gpu", *QUIET, "trainer.max_steps=4", "callbacks.witness.fault=hold"]
-OTHERS = re.compile("rank-|go$")  # files that the tests themselves have written
 SWEEP += ["callbacks.witness.rank=0", f"model.optimizer.lr={','.join(RATES)}", "--multirun"]
+OTHERS = re.compile("rank-|go$")  # files that the tests themselves have written
 # Make the script of an array whose runs share nodes, as submit.py does, in a baked project.
 WRITE = """
 import sys
@@ -34,7 +34,7 @@ root = Path(sys.argv[1])
 words = ["cluster=slurm", "trainer=gpu", "cluster.whole_nodes=true", "faults.retries=2", "cluster.request=null"]
 cfg = parse.parse(compose.compose_overrides(words))
 places = {"members_file": root / "members", "code": root / "code", "work_dir": root, "venv": None}
-described = replace(job.job_from_config(cfg, num_members=3, **places), cores_per_task=1)
+described = replace(job.job_from_config(cfg, num_members=4, **places), cores_per_task=1)
 (root / "job.sh").write_text(slurm.render_job_script(shared_node.share_node(described, cfg.cluster)))
 """
 
@@ -127,6 +127,18 @@ def test_runs_share_nodes_and_leave_each_other_alone(desk):
         assert same.differences(alone.members[number], sweep.members[number], others=OTHERS) == []
 
 
+def test_trials_of_a_search_that_share_a_node_draw_values_of_their_own(desk):
+    words = ["cluster=test", "cluster.whole_nodes=true", "trainer=gpu", *QUIET, "trainer.max_epochs=1"]
+    space = ["trainer.limit_train_batches=2", "model.optimizer.lr=tag(log, interval(1e-4, 1e-2))"]
+    job, folder = desk.submit("--search", "random", "--trials", "3", *words, *space)
+    record = desk.slurm.wait(job, 180)
+    logs = "\n".join(path.read_text()[-1500:] for path in folder.rglob("job-*.log"))
+    assert (record["JobState"], record["ArrayTaskId"]) == ("COMPLETED", "0"), logs
+    drawn = [json.loads((folder / name / "overrides.json").read_text()) for name in ("000", "001", "002")]
+    assert len({words[-1] for words in drawn}) == 3, drawn
+    assert desk.python("report.py", str(folder)).stdout.count("finished") >= 3, logs
+
+
 # -- The end of the wall time, with ranks that are a small program --
 
 
@@ -154,14 +166,16 @@ def make(slurm, project, tmp_path_factory) -> Callable[..., tuple[Slurm, list[Pa
 
 
 def test_at_the_end_of_the_wall_time_the_runs_that_are_left_go_on(make):
-    slurm, (waits, finishes, fails), root = make(["wait", FINISH], [FINISH], ["verdict failed, exit 1", FINISH])
+    """Check it with a run that saves on the signal, one that ignores it and is killed, and two that have ended."""
+    plans = {"saves": ["wait", FINISH], "hangs": ["hang", FINISH], "finished": [FINISH]}
+    slurm, runs, root = make(*plans.values(), ["verdict failed, exit 1", FINISH])
     job = slurm.sbatch(root / "job.sh")
-    for run_dir, name in ((waits, "wait-0-0"), (finishes, "verdict-0-0"), (fails, "ended")):
+    for run_dir, name in zip(runs, ("wait-0-0", "hang-0-0", "verdict-0-0", "ended"), strict=True):
         wait_for((run_dir / name).exists, 60, f"{run_dir} {name}")
     slurm.call("scontrol", "update", f"job={job}_0", "EndTime=now+1")
     slurm.wait(job, 120)
     logs = "\n".join(path.read_text() for path in root.rglob("job-*.log"))
-    assert [(run / "starts").read_text().splitlines()[-1][0] for run in (waits, finishes, fails)] == list("100"), logs
-    assert (waits / "checkpoints" / "step-000000001").is_dir(), "it has saved"
+    assert ["".join(line[0] for line in (run / "starts").open()) for run in runs] == ["01", "01", "0", "0"], logs
+    assert (runs[0] / "checkpoints" / "step-000000001").is_dir(), "it has saved"
     record = slurm.show(job)
     assert (record["JobState"], record["Restarts"]) == ("FAILED", "1"), logs

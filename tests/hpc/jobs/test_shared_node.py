@@ -190,6 +190,15 @@ def test_a_run_that_saves_nothing_is_given_up_alone(shared_node: SharedNode) -> 
     assert shared_node.started() == "a" and shared_node.node.noted("requeued") == ["17_0"] * 3
 
 
+def test_each_trial_of_a_search_draws_its_values_once(shared_node: SharedNode) -> None:
+    shared_node.node.program("python", 'touch "$3/drawn"; [ "${3##*/}" != b ] || exit 7')
+    (shared_node.runs["c"] / "config.yaml").touch()
+    done = verdict("finished")
+    assert shared_node.run(a=done, b=done, c=done, work=replace(shared_node.work, is_search_trial=True)) == 7
+    assert shared_node.started() == "ac", "the others go on if one of them gets no values"
+    assert [name for name, run_dir in shared_node.runs.items() if (run_dir / "drawn").exists()] == ["a", "b"]
+
+
 def test_a_job_that_was_cancelled_is_not_requeued(shared_node: SharedNode) -> None:
     assert shared_node.run(show="JobState=COMPLETING Reason=None", a="exit 85", b="exit 85", c="exit 85") == 85
     assert shared_node.node.noted("requeued") == [] and "cancelled" in shared_node.log("a")
