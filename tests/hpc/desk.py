@@ -20,7 +20,7 @@ TOOLS = ["bash", "cat", "cp", "env", "git", "sleep"]
 STUB = '[ "$1" != --test-only ] || exit 0; '
 STUB += 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
 # Files that job scripts source, copied unchanged. The project has a library of its own, which is no more than these.
-SOURCED = [f"src/hpc/jobs/{name}.bash" for name in ("job", "pbs", "pbs_successor", "slurm")]
+SOURCED = [f"src/hpc/jobs/{name}.bash" for name in ("job", "pbs", "pbs_successor", "shared_node", "slurm")]
 FILES = [
     *("train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"),
     "src/hpc/__init__.py",  # a copy of the library

@@ -84,6 +84,8 @@ class ClusterConfig:
     request: str | None = None
     memory_gb: int | None = None  # GB per node; a job gets its GPUs' share; 0: all (--mem=0); null: request none
     exclusive: bool = False  # request whole nodes if a job uses all their GPUs; false if nodes are never shared
+    # a job gets whole nodes, whatever it requests: idle GPUs are counted, and with slurm runs of a sweep share nodes
+    whole_nodes: bool = False
     options: list[str] = field(default_factory=list)  # more options of sbatch or qsub: "-l filesystems=home:eagle"
 
     mail: str | None = None  # address to which the scheduler writes about each job; null: none

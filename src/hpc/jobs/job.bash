@@ -59,7 +59,7 @@ source_cluster_files() { # NAME
 
 # Variables of the shell that submitted this must not reach the ranks.
 forget_ranks_of_the_shell() {
-    unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END
+    unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END HPC_RUNS_PER_NODE
 }
 
 set_rank_environment() { # NAME=VALUE ...; the script exports cluster.env after it, which wins

@@ -1,5 +1,6 @@
 """The job of a config: what the scheduler is asked for follows from the Trainer and the cluster. Pure; no torch."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,9 @@ class Job:
     venv: Path | None = None  # None: the default of env.sh
     is_search_trial: bool = False  # asks the search for its values before its first start
     program: str = "train.py"  # that the ranks run; a path in `code`
+    idle_gpus_per_node: int = 0  # that the job gets and no run uses
+    runs_per_node: int = 1  # members of an array that share the node of one job
+    step_request: str | None = None  # `request` for the GPUs of one of them
 
     @property
     def is_reusable(self) -> bool:
@@ -54,9 +58,19 @@ class Job:
         return not (self.run_dir or self.members_file)
 
     @property
+    def num_array_jobs(self) -> int:
+        """Return the number of jobs of the array."""
+        return math.ceil(self.num_members / self.runs_per_node)
+
+    @property
+    def all_gpus_per_node(self) -> int:
+        """Return the number of GPUs that the job gets on each node, idle ones included."""
+        return self.gpus_per_node * self.runs_per_node + self.idle_gpus_per_node
+
+    @property
     def gpu_hours(self) -> float:
         """The most that the job may cost, in GPU-hours."""
-        return self.nodes * self.gpus_per_node * self.walltime_seconds / 3600
+        return self.nodes * self.all_gpus_per_node * self.walltime_seconds / 3600
 
 
 def job_from_config(cfg: Config, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
@@ -92,9 +106,9 @@ def job_from_config(cfg: Config, arguments: tuple[str, ...] = (), **fields: Path
         constraint=cluster.constraint,
         mail=cluster.mail if cluster.mail_on else None,
         mail_on=tuple(cluster.mail_on) if cluster.mail else (),
-        request=_fill_in_sizes("cluster.request", cluster.request, sizes) if cluster.request else None,
+        request=fill_in_sizes("cluster.request", cluster.request, sizes) if cluster.request else None,
         options=tuple(cluster.options),
-        launcher=_fill_in_sizes("cluster.launcher", cluster.launcher, sizes),
+        launcher=fill_in_sizes("cluster.launcher", cluster.launcher, sizes),
         container=cluster.container,
         env=cluster.env,
         interface=cluster.interface,
@@ -103,6 +117,7 @@ def job_from_config(cfg: Config, arguments: tuple[str, ...] = (), **fields: Path
         chain=cluster.chain,
         retries=cfg.faults.retries,
         arguments=arguments,
+        idle_gpus_per_node=(cluster.gpus_per_node or 0) - gpus if cluster.whole_nodes else 0,
         **fields,  # type: ignore[arg-type]
     )
 
@@ -114,7 +129,7 @@ def _memory_share_gb(cluster: ClusterConfig, gpus: int, *, all_gpus: bool) -> in
     return cluster.memory_gb * max(gpus, 1) // cluster.gpus_per_node or None
 
 
-def _fill_in_sizes(key: str, text: str, sizes: dict[str, int]) -> str:
+def fill_in_sizes(key: str, text: str, sizes: dict[str, int]) -> str:
     """Return a value of the cluster's file with its `{nodes}`, `{gpus}`, ... replaced."""
     try:
         return text.format(**sizes)

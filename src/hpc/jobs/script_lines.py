@@ -6,7 +6,10 @@ from pathlib import Path
 from hpc.jobs.job import Job
 from hpc.jobs.print_bash import SOURCED_FILES
 
-ONE_FUNCTION_OF_EACH = {"slurm": "read_verdict run_ranks", "pbs": "read_verdict run_ranks submit_next"}
+ONE_FUNCTION_OF_EACH = {
+    "slurm": "read_verdict run_ranks run_members",
+    "pbs": "read_verdict run_ranks submit_next",
+}
 
 
 def source_library_lines(scheduler: str) -> list[str]:

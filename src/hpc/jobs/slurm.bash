@@ -1,10 +1,10 @@
-# Functions of Slurm's job scripts, which source job.bash and this file; hpc/jobs/slurm.py renders them. A job that has not
-# finished its run is requeued.
+# Functions of Slurm's job scripts, which source job.bash, this file and shared_node.bash; hpc/jobs/slurm.py renders them. A
+# job that has not finished its run is requeued.
 #
 # A job script sets `set -eo pipefail` (not -u: the module command of some sites fails under it) and these variables:
 #   retries                    the job is not requeued after so many starts in a row without a newer checkpoint
 #   run_dir, code, work_dir    begin_run: the run directory, its code, and the folder in which relative paths start
-#   members, code, work_dir    begin_array_run: members is a file with one run directory per line
+#   members, code, work_dir    begin_array_run, enter_array: members is a file with one run directory per line
 #   name, code                 begin_new_run: the run directory is named after it and after the job, and has a copy of the code
 # shellcheck shell=bash disable=SC2154,SC2034 # variables that the script sets, and variables that it uses
 
@@ -22,14 +22,22 @@ begin_run() { # made by submit.py
 }
 
 begin_array_run() { # of a sweep or a search: the run of this array task
+    enter_array "$@"
+    choose_run "$SLURM_ARRAY_TASK_ID"
+    prepare_start
+}
+
+enter_array() { # a job of a sweep or a search
     enter_allocation "$@"
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     reject_script_of_another_run "${members%/*}"
     cd "$work_dir" || exit
-    run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$members")
+}
+
+choose_run() { # NUMBER in the array; run_dir is empty if there are fewer
+    run_dir=$(sed -n "$(($1 + 1))p" "$members")
     code=$run_dir/code
     resume_command="sbatch $(printf %q "$run_dir/job.sh")"
-    prepare_start
 }
 
 begin_new_run() { # of a script that a person submits, such as those in slurm/: it has no run directory yet
@@ -122,12 +130,31 @@ stay_alive_on_term() { trap requeue_if_cut_short TERM; }
 # still running, and this script with them.
 requeue_if_cut_short() {
     record_stalled_starts
-    [ "$(query_job_state)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true
+    [ "$(query_job_state)" = "cut short" ] || return 0
+    [ "$stalled" -lt "$retries" ] || { record_end failed && return 0; }
+    scontrol requeue "$job" || true
 }
 
 exit_unfinished() { # REASON
     echo "job $job: $*; to continue: $resume_command" >&2
     exit $((status ? status : 1))
+}
+
+give_up() { # REASON
+    record_end failed
+    exit_unfinished "$@"
+}
+
+exit_if_job_ended() { # or if Slurm starts it again by itself
+    case $(query_job_state) in
+    cancelled) exit_unfinished "cancelled" ;;
+    requeued) echo "job $job: Slurm starts it again" && exit "$status" ;;
+    esac
+}
+
+requeue_and_exit() {
+    scontrol requeue "$job" && exit 0
+    exit_unfinished "not requeued"
 }
 
 exit_as_ranks_did() { # PID of the launcher
@@ -138,18 +165,19 @@ exit_as_ranks_did() { # PID of the launcher
 
     case $(read_outcome) in # srun changes exit codes, so the ranks write their common verdict into a file
     finished) exit 0 ;;
-    failed) exit_unfinished "failed (exit code $status); the reason is above and in $run_dir" ;;
-    *) [ "$status" -ne 2 ] || exit_unfinished "rejected; the reason is above" ;; # another job may be running it
+    failed) give_up "failed (exit code $status); the reason is above and in $run_dir" ;;
+    *) [ "$status" -ne 2 ] || give_up "rejected; the reason is above" ;; # another job may be running it
     esac
-    case $(query_job_state) in
-    cancelled) exit_unfinished "cancelled" ;;
-    requeued) echo "job $job: Slurm starts it again" && exit "$status" ;;
-    esac
+    exit_if_job_ended
     [ "$stalled" -lt "$retries" ] ||
-        exit_unfinished "failed: $stalled starts in a row brought no newer checkpoint (exit code $status)"
+        give_up "failed: $stalled starts in a row brought no newer checkpoint (exit code $status)"
+    if [ -n "${HPC_RUNS_PER_NODE:-}" ]; then
+        record_end continue
+        echo "job $job: not finished (exit code $status), so it is requeued when the other runs on this node have ended"
+        exit 85
+    fi
     echo "job $job: not finished (exit code $status), so it is requeued"
-    scontrol requeue "$job" && exit 0
-    exit_unfinished "not requeued"
+    requeue_and_exit
 }
 
 run_ranks() { # COMMAND of srun

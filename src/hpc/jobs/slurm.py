@@ -5,6 +5,7 @@ A script holds what differs between jobs. What all jobs do is in job.bash and sl
 
 import re
 import shlex
+from dataclasses import replace
 
 from hpc.config.walltime import format_walltime
 from hpc.jobs import script_lines
@@ -35,11 +36,15 @@ def render_job_script(job: Job) -> str:
     Its exit code: 0 if the run is finished or Slurm will start the job again; 2 if it is rejected; else a failure.
     """
     parts = [[*_header(job), *_directives(job)], _begin_lines(job), _environment(job), _launch(job)]
+    if job.runs_per_node > 1:  # one blank line less, as a script has at most 40 lines
+        parts[2:] = [[*parts[2], *parts[3]]]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
 def _header(job: Job) -> list[str]:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
+    if job.runs_per_node > 1:
+        nodes = f"one of {job.runs_per_node} runs that share a node"
     num_ranks = job.nodes * job.tasks_per_node
     ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {job.tasks_per_node} on each"
     contents = f"# {job.name}: {nodes}, {ranks}, one per device."
@@ -49,7 +54,8 @@ def _header(job: Job) -> list[str]:
 
 
 def _directives(job: Job) -> list[str]:
-    options = [form.format(value) for field, form in DIRECTIVES.items() if (value := getattr(job, field))]
+    whole = replace(job, tasks_per_node=job.tasks_per_node * job.runs_per_node)
+    options = [form.format(value) for field, form in DIRECTIVES.items() if (value := getattr(whole, field))]
     if job.request and not job.gpus_per_node:
         options.remove(job.request)
     if job.mail_on:
@@ -65,8 +71,8 @@ def _directives(job: Job) -> list[str]:
         *job.options,
     ]
     if job.members_file:
-        limit = f"%{job.at_once}" if job.at_once else ""
-        options.append(f"--array=0-{job.num_members - 1}{limit}")
+        limit = f"%{job.at_once // job.runs_per_node}" if job.at_once else ""
+        options.append(f"--array=0-{job.num_array_jobs - 1}{limit}")
     # A requeued job keeps its number, so its log is appended to.
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
     lines = [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
@@ -97,12 +103,13 @@ def _begin_lines(job: Job) -> list[str]:
         ]
         return [*lines, *script_lines.source_installed_library_lines(job, "slurm"), 'begin_new_run "$@"']
     if job.members_file:
-        function = "begin_array_run"
+        function = "enter_array" if job.runs_per_node > 1 else "begin_array_run"
         lines += [f"members={quote(job.members_file)} code=${{members%/*}}/code  {snapshot}"]
     else:
         function = "begin_run"
         lines += [f"run_dir={quote(job.run_dir)} code=$run_dir/code  {snapshot}"]
-    lines += [f"work_dir={quote(job.work_dir or '.')} retries={job.retries}"]
+    runs_per_node = f" runs_per_node={job.runs_per_node}" if job.runs_per_node > 1 else ""
+    lines += [f"work_dir={quote(job.work_dir or '.')} retries={job.retries}{runs_per_node}"]
     return [*lines, *script_lines.source_library_lines("slurm"), f'{function} "$@"']
 
 
@@ -127,8 +134,10 @@ def _staged_environment(job: Job) -> str:
 def _launch(job: Job) -> list[str]:
     """Return the lines that start the ranks and wait for them."""
     lines = script_lines.search_trial_lines(job) if job.is_search_trial else []
-    cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # srun 22.05 to 23.02 inherits none
-    options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]
+    options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}"]
+    # srun 22.05 to 23.02 does not inherit the cores.
+    options += [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []
+    options += _step_options(job) if job.runs_per_node > 1 else []
     python = ""
     if script_lines.is_environment_staged(job):
         python = "bash -c " + shlex.quote(f'PATH="{_staged_environment(job)}/bin:$PATH" exec python "$@"') + " python"
@@ -139,8 +148,22 @@ def _launch(job: Job) -> list[str]:
     if job.is_reusable:
         lines += [f"# When a rank ends, the others have {RANK_EXIT_SECONDS} s to save, or to record their errors."]
     if _is_simple_command(job):
-        return [*lines, f"run_ranks {command[0]}", command[1]]
-    return [*lines, "stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]
+        lines += [f"run_ranks {command[0]}", command[1]]
+    else:
+        lines += ["stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]
+    if job.runs_per_node > 1:
+        lines = ["run_member() {", *(f"    {line}" for line in lines), "}; run_members"]
+    return lines
+
+
+def _step_options(job: Job) -> list[str]:
+    """Return the options of srun for a run that shares its node: its own GPUs, cores and memory, and no more."""
+    memory_gb = (job.memory_gb or 0) * job.gpus_per_node // job.all_gpus_per_node
+    # Without --mem the first step would take all memory of the job; with 0 the steps share it.
+    memory = f"--mem={memory_gb}{'G' * bool(memory_gb)}"
+    options = ["--exact", f"--ntasks={job.tasks_per_node}", f"{job.step_request}", memory]
+    # A launcher's list of cores is for the ranks of a whole node.
+    return [*options, "--cpu-bind=cores"] if re.search("--cpu-bind=(mask|map)_", job.launcher) else options
 
 
 def _is_simple_command(job: Job) -> bool:

@@ -174,6 +174,9 @@ def _check_resources(cfg: Config, place: Placement, *, environ: Mapping[str, str
 
 
 def _check_num_gpus(num_devices: int, num_visible: int, *, environ: Mapping[str, str]) -> None:
+    if num_visible > num_devices and "HPC_RUNS_PER_NODE" in environ:  # set by the job script
+        rule = f"must be false where a run that shares its node sees {num_visible} GPUs, not only its own {num_devices}"
+        raise ConfigError("cluster.whole_nodes", True, rule, "the sweep again, with cluster.whole_nodes=false")
     if num_visible < num_devices:
         if not num_visible and not environ.keys() & {"PBS_JOBID", "SLURM_JOB_ID"}:
             raise ConfigError("trainer.devices", num_devices, "This machine has no CUDA device", "trainer=cpu")

@@ -135,15 +135,19 @@ def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: floa
     if run.is_finished:
         return run.job, JobState("finished", run.why.partition(":")[0])  # "pruned", if a search ended it early
     known = {job: states[job] for job in run.jobs if job in states} if states else {}
-    for job, state in known.items():
-        if state.is_active:
-            return job, state
+    active = next(((job, state) for job, state in known.items() if state.is_active), None)
+    # A run that shares its node may have ended in a job that goes on.
+    end = history.end_before_neighbours(run, active[0] if active else run.job)
+    if active and (not end or (end == "continue" and active[1].name == "pending")):
+        return active
     if starts := history.num_starts_at_giving_up(run):
         return run.job, JobState("given up", f"{starts} starts without a newer checkpoint")
     # The verdict of an attempt stays if the next start of the run is rejected.
-    is_restart_rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED
+    is_restart_rejected = run.verdict == "continue" and (end == "failed" or known.get(run.job or "") == REJECTED)
     if run.verdict in OUTCOMES and not is_restart_rejected and (states is None or _has_started(run)):
         return run.job, JobState(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
+    if end:
+        return run.job, JobState(OUTCOMES[end])
     if run.job in known:
         return run.job, known[run.job]
     return run.job, _guess_state(run, is_job_unknown=states is not None, now=now)

@@ -20,7 +20,7 @@ NUMBER = (int, float)
 # Types of the fields that events and other notes have. One with another type is damaged, as a line that a crash cut.
 FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attempt", "step", "from_step", "trained_step", "trained_batches"), (int,)),
-    **dict.fromkeys(("world_size", "gpus_per_node", "nodes"), (int,)),
+    **dict.fromkeys(("world_size", "gpus_per_node", "nodes", "runs_per_node"), (int,)),
     **dict.fromkeys(("hosts", "log_dirs", "jobs"), (list,)),
     **dict.fromkeys(("metrics", "validated", "logs", "reached", "logger_ids"), (dict,)),
     **dict.fromkeys(("event", "outcome", "why", "code", "launcher", "writer"), (str,)),

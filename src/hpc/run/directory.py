@@ -27,6 +27,7 @@ JOB_FILES = (
     "submitted.json",
     "checkpoints",
     "stalled",
+    "ended",
     "successors",
 )
 FAILED_START_FILES = ("claims", "overrides.json")

@@ -50,6 +50,11 @@ class RunRecord:
         return self.submitted.get("time", 0)
 
     @property
+    def runs_per_node(self) -> int:
+        """Number of runs of its sweep that share a node."""
+        return max(self.submitted.get("runs_per_node", 1), 1)
+
+    @property
     def is_finished(self) -> bool:
         """Return True if the run has finished and was not submitted once more after that."""
         end = self.attempts[-1].end if self.attempts else None
@@ -83,7 +88,8 @@ def read_run(path: Path, name: str) -> RunRecord:
     index = _array_index(path)
     submitted, job_index = _read_submitted(path / "submitted.json"), None
     if not submitted and index is not None:
-        submitted, job_index = _read_submitted(path.parent / "submitted.json"), index
+        submitted = _read_submitted(path.parent / "submitted.json")
+        job_index = index // max(submitted.get("runs_per_node", 1), 1)
     jobs = [_format_job_id(job, submitted.get("scheduler"), index=job_index) for job in submitted.get("jobs") or []]
     attempts, job = _read_attempts(path), next(iter(jobs), None)
     if attempts and (attempts[-1].job in jobs or attempts[-1].start >= submitted.get("time", 0)):
@@ -111,6 +117,16 @@ def first_error(run: RunRecord, *, logs_too: bool) -> str:
     return cause or (job_logs.first_logged_error(run.path, run.job) if logs_too else "")
 
 
+def end_before_neighbours(run: RunRecord, job: str | None) -> str:
+    """Return how a run that shares its node with others ended in a job that may go on with these.
+
+    Returns:
+        "failed"; "continue", if it goes on when the job is requeued; "" if neither is recorded.
+    """
+    ended_job, _, outcome = read_tail(run.path / "ended").strip().partition(" ")
+    return outcome if job and ended_job == job and outcome in ("failed", "continue") else ""
+
+
 def num_starts_at_giving_up(run: RunRecord) -> int:
     """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
     count = read_tail(run.path / "stalled").strip()
@@ -126,7 +142,9 @@ def config_word(run: RunRecord, section: str, key: str) -> str:
 
 
 def node_hours(run: RunRecord, running_until: float | None) -> float:
-    """Return time x nodes, summed over attempts. One without an end lasted until its last sign of life.
+    """Return time x nodes, summed over attempts, and divided by the number of runs that share a node.
+
+    An attempt without an end lasted until its last sign of life.
 
     Args:
         running_until: now, where the scheduler says that the last attempt still runs.
@@ -136,7 +154,7 @@ def node_hours(run: RunRecord, running_until: float | None) -> float:
         end = attempt.end["time"] if attempt.end else None if following else running_until
         end = end or last_sign_of_life(run, attempt, until=following.start if following else math.inf)
         node_seconds += max(end - attempt.start, 0) * max(len(attempt.hosts), 1)
-    return node_seconds / 3600
+    return node_seconds / 3600 / run.runs_per_node
 
 
 def last_sign_of_life(run: RunRecord, attempt: AttemptRecord, *, until: float = math.inf) -> float:

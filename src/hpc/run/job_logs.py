@@ -9,20 +9,26 @@ from hpc.system.files import open_regular_file
 
 MAX_BYTES = 4 * 2**20  # of a log that are read, from its end
 LABEL = re.compile(r"(?:\s*(\d+): ?)?(?:\[rank\d+\]: ?)?")  # before each line: srun's, and torch's
-# After this line of a log comes another attempt of the same job.
-REQUEUED = re.compile(r"CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+# After this line of a log comes another attempt of the same job. The second form is of a run that shares its node.
+REQUEUED = re.compile(
+    r"CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)|^job \S+: not finished .* when the other runs"
+)
 # Errors that the programs around the ranks print.
 ERROR = re.compile(r"(slurmstepd|srun|job\.sh): error|.*CANCELLED AT .* DUE TO TIME LIMIT|.*PBS: job killed")
 
 
 def job_log_paths(run_dir: Path, job: str | None) -> list[Path]:
-    """Return the logs of one job: of its nodes (PBS), then of its script; an array's are in the sweep's folder."""
+    """Return the logs of one job: of its nodes (PBS), then of its script.
+
+    An array's are in the sweep's folder; runs that share a node have logs of their own, too.
+    """
     number = re.match(r"\d+", job or "")
     if not number or not job:
         return []
-    script = run_dir.parent / f"job-{job}.log" if "_" in job else run_dir / f"job-{number[0]}.log"
+    scripts = [run_dir / f"job-{job}.log", run_dir.parent / f"job-{job}.log"]
+    scripts = scripts if "_" in job else [run_dir / f"job-{number[0]}.log"]
     nodes = sorted(run_dir.glob(f"node-*-{number[0]}.log"), key=lambda path: (len(path.name), path.name))  # 2 before 10
-    return [*nodes, script]
+    return [*nodes, *scripts]
 
 
 def first_logged_error(run_dir: Path, job: str | None) -> str:

@@ -11,6 +11,7 @@ from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.config.sections import Config
 from hpc.jobs.job import Job
+from hpc.jobs.shared_node import share_node
 from hpc.run import directory, frozen_config, snapshot
 from hpc.studies import search, sweep
 from hpc.submit import feasibility, queue_run
@@ -26,7 +27,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     progress = tqdm(members, "checking", unit="run", disable=None, leave=False, delay=1)
     cfgs = [queue_run.check_submission(node, typed, awaited=options.awaited) for node, typed in progress]
-    jobs = [make_job(cfg, **array_fields) for cfg in cfgs]
+    jobs = [share_node(make_job(cfg, **array_fields), cfg.cluster) for cfg in cfgs]
     sweep.reject_different_requests(jobs)
     first_cfg = cfgs[0]
     if options.dry_run:
@@ -39,7 +40,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
             # For submit.py resume= of this member alone.
             write_job_script(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         write_job_script(jobs[0], first_cfg, folder=folder)
-        command = submit_and_report(first_cfg, folder, options=options, start=start, num_members=len(members))
+        command = submit_and_report(first_cfg, folder, options=options, start=start, array_job=jobs[0])
     exit_if_job_failed(command, options)
 
 
@@ -57,7 +58,7 @@ def submit_search(
         "at_once": at_once,
         "is_search_trial": True,
     }
-    jobs = [make_job(cfg, **array_fields) for cfg in cfgs]
+    jobs = [share_node(make_job(cfg, **array_fields), cfg.cluster) for cfg in cfgs]
     sweep.reject_different_requests(jobs)
     if options.dry_run:
         print(render_script(jobs[0], cfgs[0]), end="")
@@ -68,7 +69,7 @@ def submit_search(
         for run_dir in run_dirs:
             write_job_script(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
         write_job_script(jobs[0], cfgs[0], folder=folder)
-        command = submit_and_report(cfgs[0], folder, options=options, start=start, num_members=trials)
+        command = submit_and_report(cfgs[0], folder, options=options, start=start, array_job=jobs[0])
     exit_if_job_failed(command, options)
 
 

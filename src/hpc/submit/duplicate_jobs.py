@@ -52,7 +52,12 @@ def reject_queued_run(run_dir: Path) -> None:
     if scheduler not in job_states.QUERY_COMMAND or not run.jobs:
         return
     states = job_states.query_states(scheduler, run.jobs, owners={run.owner}) or {}
-    active = [job for job in run.jobs if job in states and states[job].is_active]  # no other members of the array
+    # Not those of other members of the array, nor one that goes on with them alone.
+    active = [
+        job
+        for job in run.jobs
+        if job in states and states[job].is_active and history.end_before_neighbours(run, job) != "failed"
+    ]
     if active:
         rule = f"Its job {active[0]} is {states[active[0]].name}, and a run can have only one job at a time"
         fix = f"wait for job {active[-1]}, or {CANCEL_COMMAND[scheduler]} {' '.join(active)}"

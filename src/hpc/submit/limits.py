@@ -86,7 +86,8 @@ def _limit_problems(job: Job, limits: list[tuple[str, Limits]]) -> Iterator[Conf
         if limit.max_seconds is not None:
             yield from _time_problems(job, limit.max_seconds, f"of a job with {source}")
             break
-    gpus, cpus = job.nodes * job.gpus_per_node, job.nodes * job.tasks_per_node * (job.cores_per_task or 1)
+    runs = job.nodes * job.runs_per_node
+    gpus, cpus = runs * job.gpus_per_node, runs * job.tasks_per_node * (job.cores_per_task or 1)
     for name, number, key, unit in (
         ("node", job.nodes, "trainer.num_nodes", "nodes"),
         ("gres/gpu", gpus, "trainer.num_nodes x trainer.devices", "GPUs"),

@@ -44,7 +44,7 @@ def count_nodes(groups: Sequence[NodeGroup], partition: str) -> int:
 
 def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup], where: str) -> Iterator[Need]:
     """Yield what each node of the job must have."""
-    tasks = job.tasks_per_node
+    tasks = job.tasks_per_node * job.runs_per_node
     cpus_needed, cpus = count_cpus(job, cluster), max(group.cpus for group in groups)
     rule = f"must be at most {cpus // tasks}, as {tasks} tasks share the {cpus} CPUs of a node {where}"
     fix = f"cluster.cores_per_gpu={cpus // tasks}" if cpus >= tasks else f"trainer.devices={cpus}"
@@ -68,7 +68,7 @@ def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup], where:
 def count_cpus(job: Job, cluster: ClusterConfig) -> int:
     """Return the CPUs that the job asks for on each node. On PBS they are a part of `cluster.request`."""
     if cluster.scheduler == "slurm":
-        return job.tasks_per_node * (job.cores_per_task or 1)
+        return job.tasks_per_node * job.runs_per_node * (job.cores_per_task or 1)
     match = re.search(r"\bncpus=(\d+)", job.request or "")
     return int(match[1]) if match else 1
 
@@ -93,4 +93,4 @@ def _gpu_need(job: Job, request: str, groups: Sequence[NodeGroup], where: str) -
     else:
         rule = f"must not ask for such GPUs, as no node {where} has any"
         error = ConfigError("cluster.request", request, rule, "another cluster.partition=")
-    return (lambda group: count(group) >= job.gpus_per_node), error
+    return (lambda group: count(group) >= job.gpus_per_node * job.runs_per_node), error

@@ -112,6 +112,7 @@ def _record_jobs(folder: Path, cfg: Config, *, job: Job, job_ids: Sequence[str],
     submission = {"time": time.time(), **cluster, "argv": sys.argv[1:], "name": job.name, **size}
     submission |= {"job": job_ids[0], "jobs": job_ids}
     submission |= {"after": str(awaited.run_dirs[0])} if awaited else {}
+    submission |= {"runs_per_node": job.runs_per_node} if job.runs_per_node > 1 else {}
     (folder / "submitted.json").write_text(json.dumps(submission, indent=1), encoding="utf-8")
 
 
@@ -141,12 +142,14 @@ def submit_environ() -> dict[str, str]:
     }
 
 
-def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Path:
+def log_path(folder: Path, scheduler: str, *, job_id: str, job: Job) -> Path:
     """Return the file of the job's output; for an array, a pattern of its members' files."""
     number = job_id.split(".")[0].removesuffix("[]")
-    if not is_array:
+    if job.num_members < 2:
         return folder / f"job-{number}.log"
-    return folder / (f"job-{number}_*.log" if scheduler == "slurm" else f"*/job-{number}.log")
+    if scheduler == "pbs":
+        return folder / f"*/job-{number}.log"
+    return folder / (f"*/job-{number}_*.log" if job.runs_per_node > 1 else f"job-{number}_*.log")
 
 
 def _call_submit_command(

@@ -8,6 +8,7 @@ from subprocess import Popen
 
 from hpc.config import walltime
 from hpc.config.sections import Config
+from hpc.jobs.job import Job
 from hpc.submit import scheduler
 from hpc.submit.awaited_run import reject_other_scheduler
 from hpc.submit.options import SubmitOptions
@@ -20,7 +21,7 @@ def submit_and_report(
     *,
     options: SubmitOptions,
     start: datetime | None,
-    num_members: int = 1,
+    array_job: Job | None = None,
     script: Path | None = None,
     change: Callable[[], None] | None = None,
 ) -> Popen[str]:
@@ -28,20 +29,14 @@ def submit_and_report(
 
     Args:
         start: when the scheduler expects to start the job; None if that is not known.
+        array_job: the job of each member, if this is a job array.
         script: the script to submit, if it is not in its place yet.
         change: what puts it there, and changes other files of the run, once the scheduler has accepted the job.
 
     Returns:
         The command of the scheduler. With --wait, it ends when the job does, with the job's exit code.
     """
-    job = make_job(cfg, run_dir=folder)
-    num_jobs = num_members * (job.chain if cfg.cluster.scheduler == "pbs" else 1)
-    cost = f"{job.gpu_hours * num_jobs:g} GPU-hours" if job.gpus_per_node else "no GPU"
-    size = f"{job.nodes} nodes x {job.tasks_per_node} tasks, {walltime.format_walltime(job.walltime_seconds)}"
-    if num_members > 1:
-        size = f"{num_members} runs of {size} each"
-    elif num_jobs > 1:
-        size = f"{num_jobs} jobs, one after the other until the run is finished, of {size} each"
+    job = array_job or make_job(cfg, run_dir=folder)
     if options.awaited:
         reject_other_scheduler(options.awaited, cfg)
     job_ids, command = scheduler.submit_job(
@@ -56,11 +51,11 @@ def submit_and_report(
     if options.parsable:
         print(job_ids[0], folder)
     else:
-        log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], is_array=num_members > 1)
+        log = scheduler.log_path(folder, cfg.cluster.scheduler or "", job_id=job_ids[0], job=job)
         print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
         if awaited := options.awaited:
             print(f"starts once job {awaited.job} has finished the run {awaited.run_dirs[0]}, and never if it does not")
-        print(f"asks for at most {size}: {cost}")
+        print(f"asks for at most {describe_size(job, chain=job.chain if cfg.cluster.scheduler == 'pbs' else 1)}")
         if start and not options.awaited:
             print(f"Slurm expects to start it {describe_start(start, datetime.now())}")
     return command
@@ -71,6 +66,27 @@ def describe_start(start: datetime, now: datetime) -> str:
     if (start - now).total_seconds() < 60:
         return "at once"
     return f"at {start:%H:%M}" if start.date() == now.date() else f"on {start:%Y-%m-%d at %H:%M}"
+
+
+def describe_size(job: Job, *, chain: int) -> str:
+    """Return the nodes, tasks, time and cost of a job, or of all jobs of an array.
+
+    Args:
+        chain: number of jobs of a run, one after the other.
+    """
+    num_runs = max(job.num_members, 1)
+    size = f"{job.nodes} nodes x {job.tasks_per_node} tasks, {walltime.format_walltime(job.walltime_seconds)}"
+    if job.num_members > 1:
+        size = f"{num_runs} runs of {size} each"
+        size += f", {job.runs_per_node} on a node" if job.runs_per_node > 1 else ""
+    elif chain > 1:
+        size = f"{chain} jobs, one after the other until the run is finished, of {size} each"
+    gpu_hours = job.gpu_hours * max(job.num_array_jobs, 1) * chain
+    used_hours = job.nodes * job.gpus_per_node * job.walltime_seconds / 3600 * num_runs * chain
+    if not gpu_hours:
+        return f"{size}: no GPU"
+    idle = f", {gpu_hours - used_hours:g} of them for GPUs that stay idle" if gpu_hours > used_hours else ""
+    return f"{size}: {gpu_hours:g} GPU-hours{idle}"
 
 
 def exit_if_job_failed(command: Popen[str], options: SubmitOptions) -> None:

@@ -18,9 +18,17 @@ from hpc.config import project
 from hpc.config.parse import parse
 from hpc.jobs import job, pbs, slurm
 from hpc.jobs.print_bash import SOURCED_FILES
+from hpc.jobs.shared_node import share_node
 
 MOST = 40  # lines, few enough to be read in one go
 WORK = Path("/home/ana")
+ARRAY = {
+    "run_dir": None,
+    "members_file": WORK / "runs/s/members",
+    "num_members": 9,
+    "at_once": 4,
+    "is_search_trial": True,
+}
 FILES = {scheduler: [f"src/hpc/jobs/{file}" for file in files] for scheduler, files in SOURCED_FILES.items()}
 EACH_FILE = sorted({file for files in FILES.values() for file in files})
 SCHEDULERS = {
@@ -31,15 +39,16 @@ SCHEDULERS = {
 
 
 def scripts(name: str) -> dict[str, str]:
-    """Render all scripts of a cluster: for a run, for a member of a search, for submission by hand."""
+    """Render all scripts of a cluster: for a run, for a search, for one whose runs share nodes, to submit by hand."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
     run = job.job_from_config(parse(composed(*words)), **places)
-    search = replace(
-        run, run_dir=None, members_file=WORK / "runs/s/members", num_members=9, at_once=2, is_search_trial=True
-    )
+    search = replace(run, **ARRAY)
     works = {"run": run, "search": search, "by hand": job.job_from_config(parse(composed(*words)), words)}
     render = slurm.render_job_script if SCHEDULERS[name] == "slurm" else pbs.render_job_script
+    one_gpu = (*words, "trainer=gpu", "cluster.whole_nodes=true")
+    cfg = parse(composed(*one_gpu))
+    works["shared node"] = share_node(replace(job.job_from_config(cfg, **places), **ARRAY), cfg.cluster)
     return {kind: render(work) for kind, work in works.items()}
 
 
@@ -80,7 +89,7 @@ def test_of_a_file_that_was_cut_off_bash_runs_nothing(file: str, tmp_path: Path)
     """
     text = (REPO / file).read_text()
     words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|exit_|print_)", text)]
-    assert words
+    assert words or "shared_node" in file, "none of its functions begins with the name of a command"
     for end in sorted({*words, *range(0, len(text) - 1, 199), len(text) - 2}):
         (tmp_path / "cut").write_text(text[:end])
         ask = "source ./cut 2>/dev/null; declare -F"

@@ -253,6 +253,17 @@ def test_the_end_of_a_job_is_a_time_or_rejected() -> None:
             placement.job_end_unix_time({"HPC_JOB_END": told})
 
 
+def test_a_run_that_shares_its_node_must_not_see_the_gpus_of_the_others() -> None:
+    known = cfg(nodes=1, devices=1)
+    known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": None})
+    for visible, runs in (("2", "4"), ("0,1,2,3", None)):
+        environ = {"CUDA_VISIBLE_DEVICES": visible} | ({"HPC_RUNS_PER_NODE": runs} if runs else {})
+        node_checks._check_resources(known, SRUN, environ=environ)
+    with pytest.raises(ConfigError, match=r"sees 4 GPUs(?s:.*)cluster\.whole_nodes=false"):
+        environ = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "HPC_RUNS_PER_NODE": "4"}
+        node_checks._check_resources(known, SRUN, environ=environ)
+
+
 def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     known = cfg()
     known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": 64})

@@ -22,7 +22,7 @@ from rich.console import Console
 from hpc.config import compose, errors, parse
 from hpc.jobs import job, job_states
 from hpc.report import latest_metric, run_table
-from hpc.run import attempt_log, causes, history
+from hpc.run import attempt_log, causes, history, job_logs
 from hpc.submit import scheduler
 
 NOW = 1_800_000_000.0
@@ -545,6 +545,50 @@ def test_members_of_an_array_have_states_of_their_own(runs: Path, commands: Path
     assert calls(commands)[0].endswith("--jobs=17,18")
     assert rows(members[2])[members[2].name]["state"] == "running", "named alone"
     assert len(rows(members[0].parent)) == 11, "the sweep alone"
+
+
+def test_runs_that_share_a_node_have_states_of_their_own(
+    runs: Path, commands: Path, work: job.Job, clock: Clock
+) -> None:
+    clock(60)
+    members = sweep(runs, commands, replace(work, runs_per_node=4), "echo 18")
+    clock(50)
+    for number in range(6):
+        attempt(members[number], f"18_{number // 4}", hosts=["n1"])
+    clock(20)
+    end(members[0], 1, 9, "finished", {})
+    end(members[1], 1, 5, "failed", {}, "ValueError: no")
+    end(members[4], 1, 5, "continue", {}, "requested by USR2")
+    ended = {1: "18_0 failed", 2: "18_0 continue", 4: "18_1 continue", 5: "18_1 failed"}
+    for number, text in ended.items():
+        (members[number] / "ended").write_text(f"{text}\n")
+    clock(0)
+
+    def states() -> list[str]:
+        found = rows(runs)
+        cells = [found[f"2026-11-21_sweep/{member.name}"] for member in members]
+        assert [row["job"] for row in cells] == [f"18_{number // 4}" for number in range(11)]
+        return [row["state"] for row in cells]
+
+    stub(commands, "squeue", 'for job in 18_0 18_1 18_2; do echo "$job ${STATE:-RUNNING} None"; done')
+    stops = ["to be continued (requested by USR2)", "failed"]
+    expected = ["finished", "failed", "to be continued", "running", *stops, *["running"] * 5]
+    assert states() == expected
+    stub(commands, "squeue", 'for job in 18_0 18_1 18_2; do echo "$job PENDING BeginTime"; done')
+    pending = "pending (BeginTime)"
+    assert states() == ["finished", "failed", pending, pending, pending, "failed", *[pending] * 5]
+    assert float(rows(runs)[f"2026-11-21_sweep/{members[0].name}"]["node-hours"]) == pytest.approx(0.5 / 4, abs=0.01)
+
+
+def test_the_error_of_a_run_that_shares_its_node_is_in_its_own_log(runs: Path) -> None:
+    (runs / "a").mkdir()
+    (runs / "job-18_0.log").write_text("slurmstepd: error: *** JOB 18 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***\n")
+    log = runs / "a" / "job-18_0.log"
+    requeued = "job 18_0: not finished (exit code 1), so it is requeued when the other runs on this node have ended"
+    log.write_text(f"0: ConfigError: the first start\n{requeued}\n0: ConfigError: the second start\n")
+    assert job_logs.first_logged_error(runs / "a", "18_0") == "ConfigError: the second start"
+    log.unlink()
+    assert "TIME LIMIT" in job_logs.first_logged_error(runs / "a", "18_0")
 
 
 @pytest.mark.parametrize("name", ["squeue", "qstat"])

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from hpc.config import compose, conversion, parse
 from hpc.config.errors import ConfigError
-from hpc.run import directory, frozen_config
+from hpc.run import directory, frozen_config, history
 from hpc.studies import sweep
 
 FOLDER = Path("/runs/sweep")
@@ -153,6 +153,42 @@ def test_a_sweep_is_one_array(desk: Desk) -> None:
     desk.scheduler("echo 18")
     assert desk.type(f"resume={members[1]}", "--parsable") == 0 and desk.out == f"18 {members[1]}\n"
     assert "--array" not in desk.noted("sbatch.script")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [False, True])
+def test_on_whole_nodes_the_runs_of_an_array_share_them(search: bool, desk: Desk) -> None:
+    desk.scheduler("echo 17")
+    drawn = ["seed=choice(1,2,3)", "--search", "random", "--trials", "6"]
+    typed = drawn if search else ["seed=1,2,3,4,5,6", "--multirun"]
+    assert desk.type("cluster=slurm", "cluster.whole_nodes=true", "trainer=gpu", *typed) == 0
+    (folder,) = desk.runs()
+    script = desk.noted("sbatch.script")
+    assert "#SBATCH --array=0-1\n" in script and "#SBATCH --gpus-per-node=4\n" in script
+    assert script.endswith("}; run_members\n") and ('--draw "$run_dir"' in script) == search
+    size = "asks for at most 6 runs of 1 nodes x 1 tasks, 01:00:00 each, 4 on a node: 8 GPU-hours, 2 of them for"
+    assert desk.out.splitlines()[2:] == [f"log {folder}/*/job-17_*.log", f"{size} GPUs that stay idle"]
+    assert json.loads((folder / "submitted.json").read_text())["runs_per_node"] == 4
+    members = [Path(line) for line in (folder / "members").read_text().splitlines()]
+    assert [history.read_run(path, path.name).job for path in members] == ["17_0"] * 4 + ["17_1"] * 2
+
+
+def test_a_run_that_failed_beside_others_is_submitted_alone_while_they_go_on(desk: Desk) -> None:
+    desk.scheduler("echo 17")
+    assert desk.type("cluster=slurm", "cluster.whole_nodes=true", "trainer=gpu", "seed=1,2", "--multirun") == 0
+    (folder,) = desk.runs()
+    first, second = (Path(line) for line in (folder / "members").read_text().splitlines())
+    desk.command("squeue", "echo '17_0 RUNNING None'")
+    for text in ("", "17_0 continue\n", "16_0 failed\n"):
+        (second / "ended").write_text(text)
+        assert desk.type(f"resume={second}") == 2 and "Its job 17_0 is running" in desk.err
+    (second / "ended").write_text("17_0 failed\n")
+    desk.scheduler("echo 18")
+    assert desk.type(f"resume={second}") == 0
+    script = desk.noted("sbatch.script")
+    assert "}; run_members" not in script and "--gpus-per-node=1\n" in script and "--array" not in script
+    assert desk.out.splitlines()[-1].endswith("x 1 tasks, 01:00:00: 4 GPU-hours, 3 of them for GPUs that stay idle")
+    assert history.read_run(second, "b").job == "18" and history.read_run(first, "a").job == "17_0"
 
 
 @pytest.mark.slow
