@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from desk import Desk
+from desk import STUB, Desk
 from test_limits import ASSOCIATIONS, NODES, PARTITIONS
 
 from hpc.config import errors, project
@@ -15,6 +15,7 @@ from hpc.programs import cluster
 from hpc.studies import cluster_facts, cluster_file, node_probe
 from hpc.studies.cluster_facts import Choice, Fact
 
+CONFIGS = project.CONFIGS
 PBS_SYSTEMS = Path(__file__).parents[1] / "jobs" / "pbs_systems"
 INVENTORY = Inventory(
     slurm_inventory.parse_partitions(PARTITIONS),
@@ -41,7 +42,7 @@ class Login:
         self.desk.command("sacctmgr", f"[[ $* != *associations* ]] || cat <<'END'\n{ASSOCIATIONS}END")
 
     def pbs(self, system: str) -> None:
-        self.desk.command("qsub", "exit 1")
+        self.desk.command("qsub", f"{STUB}echo 17.server")
         files = {part: PBS_SYSTEMS / f"{system}-{part}.txt" for part in ("queues", "server", "nodes")}
         self.desk.command("qstat", f"case $1 in -Q) cat '{files['queues']}' ;; -B) cat '{files['server']}' ;; esac")
         self.desk.command("pbsnodes", f"cat '{files['nodes']}'")
@@ -182,6 +183,12 @@ def test_the_file_of_a_pbs_cluster(login: Login, system: str, words: list[str], 
     assert made["scheduler"] == "pbs" and made["request"] == '"ncpus={cores}:ngpus={gpus}:mpiprocs=1"'
     assert (made["gpus_per_node"], made["cores_per_gpu"]) == ("4", "16")
     assert expected.items() <= made.items(), login.file()
+    num_nodes = 4 if not words and system == "whole_nodes" else 2
+    typed = [f"cluster.{key}={value}" for key, value in made.items() if key not in ("defaults", "name", "scheduler")]
+    login.set.setattr(project, "CONFIGS", CONFIGS)  # the keys of the new file are typed
+    command = ["cluster=pbs", "trainer=ddp_4node", f"trainer.num_nodes={num_nodes}", *typed]
+    assert login.desk.type(*command) == 0, login.desk.err
+    assert f"#PBS -l select={num_nodes}:ncpus=64:ngpus=4:mpiprocs=1" in login.desk.noted("qsub.script")
 
 
 # -- Facts --
