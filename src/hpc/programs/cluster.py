@@ -90,17 +90,27 @@ def _read_existing(path: Path, *, is_wanted: bool) -> dict[str, Any]:
 
 
 def ask_scheduler() -> tuple[str, Inventory]:
-    """Return slurm or pbs, and what it tells. Raise `ConfigError` if there is none, or it does not answer."""
-    scheduler = next((name for name, command in (("slurm", "sbatch"), ("pbs", "qsub")) if shutil.which(command)), None)
-    if scheduler is None:
-        rule = "must be on this machine's PATH, as they are on a login node of a cluster"
-        raise ConfigError("sbatch or qsub", None, rule, "ssh to a login node, then this command again")
-    inventory = slurm_inventory.query(uid=os.getuid()) if scheduler == "slurm" else pbs_inventory.query()
-    if not inventory.partitions or not inventory.nodes:
-        commands = " and ".join(inventory.unanswered) or "the scheduler"
-        rule = f"{commands} told nothing that can be read about partitions and nodes"
+    """Return slurm or pbs, and what it tells. Raise `ConfigError` if there is none, or none answers.
+
+    Some sites have wrappers of the other one's commands: the scheduler is the one that answers.
+    """
+    queries = {
+        "slurm": ("sbatch", lambda: slurm_inventory.query(uid=os.getuid())),
+        "pbs": ("qsub", pbs_inventory.query),
+    }
+    unanswered: list[str] = []
+    for name, (command, query) in queries.items():
+        if not shutil.which(command):
+            continue
+        inventory = query()
+        if inventory.partitions and inventory.nodes:
+            return name, inventory
+        unanswered += inventory.unanswered
+    if unanswered:
+        rule = f"{errors.join_names(unanswered)} told nothing that can be read about partitions and nodes"
         raise ConfigError("The cluster", None, rule, "the same again, in some minutes, or a file by hand")
-    return scheduler, inventory
+    rule = "must be on this machine's PATH, as they are on a login node of a cluster"
+    raise ConfigError("sbatch or qsub", None, rule, "ssh to a login node, then this command again")
 
 
 def login_host() -> str:

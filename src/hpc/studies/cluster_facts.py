@@ -147,6 +147,8 @@ def collect(choice: Choice, inventory: Inventory, *, scheduler: str, probed: Pro
     facts += [Fact("gpus_per_node", choice.num_gpus, nodes), _gpu_fact(choice, probed, nodes)]
     facts += [Fact("cores_per_gpu", cores, f"{nodes}: {group.cpus} CPUs of a node{threads}")]
     facts += [_request_fact(choice, scheduler, nodes)]
+    if scheduler == "pbs":
+        facts += [Fact("launcher", "pbs_tmrsh", "part of every PBS; some sites have a faster mpiexec")]
     if partition.is_exclusive:
         facts += [Fact("memory_gb", 0 if scheduler == "slurm" else None, f"{partitions}: a job gets whole nodes")]
         facts += [Fact("whole_nodes", True, f"{partitions}: nodes are not shared")]

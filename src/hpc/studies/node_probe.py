@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,11 +59,15 @@ def _run_with_srun(options: Sequence[str]) -> str:
 
 
 def _run_with_qsub(options: Sequence[str]) -> str:
-    with TemporaryDirectory(dir=Path.cwd(), prefix=".look-") as folder:  # a folder that nodes see, too
+    """Run the script on PBS. It writes to a file itself: PBS delivers a job's output some time after its end."""
+    with TemporaryDirectory(dir=Path.cwd(), prefix=".look-") as folder:  # in a folder that nodes see, too
         script, output = Path(folder, "look.sh"), Path(folder, "output")
-        script.write_text(f"#!/bin/bash\n{SCRIPT}", encoding="utf-8")
-        sizes = ["-W", "block=true", "-N", "look", "-j", "oe", "-o", str(output), "-l", f"walltime=00:0{MINUTES}:00"]
+        script.write_text(f"#!/bin/bash\nexec >{shlex.quote(str(output))}\n{SCRIPT}", encoding="utf-8")
+        sizes = ["-W", "block=true", "-N", "look", "-j", "oe", "-o", os.devnull, "-l", f"walltime=00:0{MINUTES}:00"]
         _call(["qsub", *sizes, *options, str(script)])
+        if not output.exists():
+            rule = f"The job must see {folder}, and write its output there"
+            raise ConfigError("--job", None, rule, "leave --job out, or a project on a file system that nodes share")
         return output.read_text(encoding="utf-8", errors="replace")
 
 

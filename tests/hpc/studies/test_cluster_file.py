@@ -155,6 +155,15 @@ def test_a_slurm_that_tells_nothing(login: Login, answer: str, monkeypatch: pyte
     assert not list(login.folder.iterdir())
 
 
+def test_a_wrapper_of_the_other_scheduler_is_not_the_scheduler(login: Login) -> None:
+    login.pbs("whole_nodes")
+    login.desk.command("sbatch", "exit 1")
+    for name in ("sinfo", "scontrol"):
+        login.desk.command(name, "exit 1")
+    assert login.type("mine") == 0, login.err
+    assert keys(login.file())["scheduler"] == "pbs"
+
+
 def test_a_machine_without_a_scheduler(login: Login) -> None:
     assert login.type("mine") == 2
     assert "sbatch or qsub must be on this machine's PATH" in login.err
@@ -182,6 +191,7 @@ def test_the_file_of_a_pbs_cluster(login: Login, system: str, words: list[str], 
     made = keys(login.file())
     assert made["scheduler"] == "pbs" and made["request"] == '"ncpus={cores}:ngpus={gpus}:mpiprocs=1"'
     assert (made["gpus_per_node"], made["cores_per_gpu"]) == ("4", "16")
+    assert made["launcher"] == "pbs_tmrsh"  # the default of a cluster's file is srun
     assert expected.items() <= made.items(), login.file()
     num_nodes = 4 if not words and system == "whole_nodes" else 2
     typed = [f"cluster.{key}={value}" for key, value in made.items() if key not in ("defaults", "name", "scheduler")]
