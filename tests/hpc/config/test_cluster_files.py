@@ -63,20 +63,31 @@ def test_a_cluster_has_the_name_of_its_file(configs: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "word", "personal"])
-def test_a_key_that_clusters_do_not_have_is_rejected(
+def test_keys_that_clusters_do_not_have_are_one_sentence(
     place: str, configs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["cluster=mine"]
+    words, prefix, file = ["cluster=mine"], "cluster.", "configs/cluster/mine.yaml"
     if place == "file":
-        with (configs / "cluster" / "mine.yaml").open("a") as file:
-            file.write("setup: [module load a]\n")
+        with (configs / "cluster" / "mine.yaml").open("a") as text:
+            text.write("setup: [module load a]\nmax_time: '2:00:00'\n")
     elif place == "word":
-        words.append("cluster.setup=['module load a']")
+        words += ["+cluster.setup=['module load a']", "+cluster.max_time='2:00:00'"]
     else:
-        (configs / "clusters.yaml").write_text("mine: {setup: [module load a]}\n")
-        monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", configs / "clusters.yaml")
-    with pytest.raises(ConfigError, match=r"setup must be (one of the keys of clu|a group or a key|a key of a clu)"):
+        prefix, file = "mine.", str(configs / "clusters.yaml")
+        Path(file).write_text("mine: {setup: [module load a], max_time: '2:00:00'}\n")
+        monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", Path(file))
+    with pytest.raises(ConfigError) as rejected:
         arguments.check_files(parse.parse(compose.compose_overrides(words, configs=configs)))
+    assert not hasattr(rejected.value, "problems") and len(str(rejected.value).splitlines()) == 2
+    assert str(rejected.value).startswith(f"{prefix}setup, {prefix}max_time cannot be set, as clusters have no such k")
+    assert rejected.value.fix.startswith(f"{file} without them;")
+
+
+def test_one_such_key_comes_with_the_one_that_may_be_meant(configs: Path) -> None:
+    with (configs / "cluster" / "mine.yaml").open("a") as file:
+        file.write("acount: a\n")
+    with pytest.raises(ConfigError, match=r"cluster\.acount cannot be set.* no such key \(similar: account\)\.\n.*it;"):
+        parse.parse(compose.compose_overrides(["cluster=mine"], configs=configs))
 
 
 def test_a_searched_folder_comes_last(configs: Path, tmp_path: Path) -> None:

@@ -552,12 +552,6 @@ def test_typed_words_stay_words(key: str, value: str) -> None:
     assert cfg.cluster[key] == value
 
 
-def test_more_time_than_there_is_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="=24:00:00"):
-        on("juwels_booster", "cluster.time=1-00:00:01")
-    on("juwels_booster", "cluster.time=1-00:00:00")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"),
