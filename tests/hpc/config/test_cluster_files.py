@@ -8,6 +8,7 @@ from fork import ANSWERS
 
 from hpc.config import arguments, command_parser, compose, defaults, parse, personal_clusters, project, typed_words
 from hpc.config.errors import ConfigError
+from hpc.jobs import job, pbs
 
 SHIPPED = {file.stem for file in (project.CONFIGS / "cluster").glob("*.yaml")}
 
@@ -88,6 +89,28 @@ def test_one_such_key_comes_with_the_one_that_may_be_meant(configs: Path) -> Non
         file.write("acount: a\n")
     with pytest.raises(ConfigError, match=r"cluster\.acount cannot be set.* no such key \(similar: account\)\.\n.*it;"):
         parse.parse(compose.compose_overrides(["cluster=mine"], configs=configs))
+
+
+@pytest.mark.parametrize("name", ["lumi_g", "dardel"])
+def test_gpus_of_amd_need_an_image_unless_a_person_says_that_the_environment_is_for_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"cluster={name}", "trainer=ddp"]
+    with pytest.raises(ConfigError, match=rf"^cluster\.container must have a value for a job on cluster={name}\."):
+        parse.parse(compose.compose_overrides(words), for_job=True)
+    parse.parse(compose.compose_overrides([*words, "cluster.container='singularity run my.sif'"]), for_job=True)
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
+    (tmp_path / "clusters.yaml").write_text(f"{name}: {{required: [account]}}\n")
+    parse.parse(compose.compose_overrides(words), for_job=True)
+
+
+def test_a_cluster_that_charges_a_group_needs_its_option_and_no_account() -> None:
+    words = ["cluster=abci3", "trainer=ddp"]
+    with pytest.raises(ConfigError, match=r"^cluster\.options must have a value for a job on cluster=abci3\."):
+        parse.parse(compose.compose_overrides(words), for_job=True)
+    cfg = parse.parse(compose.compose_overrides([*words, "cluster.options=['-P mine']"]), for_job=True)
+    script = pbs.render_job_script(job.job_from_config(cfg))
+    assert "#PBS -P mine\n" in script and "#PBS -A" not in script
 
 
 def test_a_searched_folder_comes_last(configs: Path, tmp_path: Path) -> None:

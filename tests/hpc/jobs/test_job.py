@@ -29,6 +29,8 @@ SLURM = [
 NEEDS = {
     "marenostrum5": ["cluster.qos=acc_debug"],
     "massive_m3": ["cluster.partition=m3g", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=6"],
+    "lumi_g": ["cluster.container='singularity run my.sif'"],
+    "dardel": ["cluster.container='singularity run my.sif'"],
 }
 SOURCED = [project.LIBRARY / "jobs" / file for file in SOURCED_FILES["slurm"]]
 WORK = Path("/home/ana")
