@@ -26,8 +26,9 @@ NCSA OSL-3.0 UPL-1.0 Unlicense Zlib
 # The files of configs/cluster. They are listed here, as are the libraries below, because cruft
 # does not tell a hook where the template is. Tests compare both lists with the files.
 CLUSTERS = """
-berzelius clariden dardel delta finisterrae3 frontier jupiter jureca_dc juwels_booster karolina leonardo local lumi_g
-marenostrum5 massive_m3 narval pbs perlmutter polaris slurm snellius supek vega vista
+abci3 arrhenius berzelius clariden dardel delta deltaai derecho finisterrae3 fir frontier helma isambard_ai jean_zay
+jupiter jureca_dc juwels_booster karolina killarney leonardo local lumi_g marenostrum5 massive_m3 narval nibi olivia pbs
+perlmutter polaris roihu rorqual slurm snellius stampede3 supek tamia trillium vega vista
 """
 
 # Names that a package must not hide from `import`: files and folders of the project and of its tests, ...

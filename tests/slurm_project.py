@@ -19,7 +19,6 @@ name: test
 scheduler: slurm
 partition: main
 time: "0:10:00"
-max_nodes: 4
 accelerator: cpu
 gpus_per_node: 4
 cores_per_gpu: 2

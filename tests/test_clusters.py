@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import slurm_nodes
+import yaml
 from conftest import REPO
 from twins import ACCOUNT, REJECTED_EVERYWHERE, TWINS
 
@@ -38,7 +39,8 @@ Path(sys.argv[2]).write_text(json.dumps(scripts))
 def scripts(project, run, tmp_path_factory) -> dict[str, dict[str, str]]:
     """Return the text of scripts by cluster and name, with those in slurm/. One process makes all, to save time."""
     folder = tmp_path_factory.mktemp("scripts")
-    overrides = {name: TWINS[name]["overrides"] for name in SLURM if name in TWINS} | dict.fromkeys(PBS, ACCOUNT)
+    overrides = {name: TWINS[name]["overrides"] for name in SLURM if name in TWINS}
+    overrides |= {name: ["cluster.options=['-P abc']"] if name == "abci3" else ACCOUNT for name in PBS}
     command = [sys.executable, "-c", RENDER, json.dumps(overrides), str(folder / "scripts.json")]
     done = run(command, project, env={"XDG_CONFIG_HOME": str(folder)})  # without this user's clusters.yaml
     assert done.returncode == 0, done.stdout
@@ -95,6 +97,43 @@ def one_more(found: re.Match) -> str:
 def test_asks_for_nothing_that_is_rejected_there(name, scripts):
     for script in scripts[name].values():
         assert [option for option in TWINS[name]["rejected"] + REJECTED_EVERYWHERE if option in script] == []
+
+
+def test_the_table_has_each_file_and_says_who_ran_it():
+    """Check docs/clusters.md: scheduler, GPUs and newest source of each file, and the number that README tells."""
+    page = (REPO / "docs/clusters.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.partition("|---|")[2].splitlines()[1:]]
+    found = {name.strip("`"): [scheduler, gpus, read.rpartition(", ")[2]] for name, _, scheduler, gpus, read, _ in rows}
+    told = {path.stem: facts_of(path) for path in FILES if path.stem not in ("local", "slurm", "pbs")}
+    assert found == told and len(rows) == len(told)
+    assert ("None of the files was run" in page) == all(row[-1] == "none yet" for row in rows)
+    assert f"are derived for {len(told)} supercomputers" in " ".join((REPO / "README.md").read_text().split())
+
+
+def facts_of(path) -> list[str]:
+    """Return scheduler, GPUs of a node, and date of the newest source of a cluster's file."""
+    cluster = yaml.safe_load(path.read_text())
+    gpus = " ".join(str(cluster[key]) for key in ("gpus_per_node", "gpu") if key in cluster) or "by partition"
+    sources = "".join(re.findall(r"(?m)^#   \[.*", path.read_text()))
+    return [cluster["scheduler"], gpus, max(re.findall(r"\b20\d\d(?:-\d\d)?\b", sources), default="no date")]
+
+
+def test_modules_of_python_leave_no_packages_of_their_own(run, tmp_path):
+    """Source NAME.sh where `module` sets PYTHONPATH, as the Python of JSC's stages does."""
+    files = [file for file in FILES[0].parent.glob("*.sh") if "Stages/" in file.read_text()]
+    assert len(files) == 3
+    for file in files:
+        command = f"module() {{ export PYTHONPATH=/theirs; }}; source '{file}'; echo \"it is ${{PYTHONPATH-unset}}\""
+        assert run(["bash", "-c", command], tmp_path).stdout == "it is unset\n"
+
+
+def test_nccl_does_not_use_a_protocol_that_corrupts_data():
+    """Check clusters of GH200 with Slingshot: https://github.com/NVIDIA/nccl/issues/2001."""
+    texts = {path.stem: path.read_text() for path in FILES}
+    affected = {name for name, text in texts.items() if "GH200" in text and "Slingshot" in text.splitlines()[0]}
+    affected -= {name for name in affected if "\ngpu: GH200" not in texts[name]}
+    assert affected == {"clariden", "isambard_ai", "deltaai", "olivia"}
+    assert [name for name in affected if '\n  NCCL_PROTO: "^LL128"' not in texts[name]] == []
 
 
 @pytest.mark.parametrize("name", [*SLURM, *PBS])

@@ -81,7 +81,6 @@ seed: ${seed}
 defaults: [base]
 name: mine
 scheduler: slurm
-max_nodes: 8
 gpus_per_node: 2
 request: "--gres=gpu:{gpus}"
 """,
@@ -149,5 +148,5 @@ def test_a_fork_adds_files_only(bake, run, tmp_path):
 
     script = run(f"python submit.py {choices} trainer.num_nodes=8 --dry-run", project).stdout
     assert "#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=2\n#SBATCH --gres=gpu:2\n" in script
-    rejected = run(f"python train.py {choices} trainer.num_nodes=9", project)
-    assert rejected.returncode == 2 and "at most 8, the nodes of a job on cluster=mine" in rejected.stdout
+    rejected = run(f"python train.py {choices} trainer.devices=3", project)
+    assert rejected.returncode == 2 and "at most 2, the GPUs of a node of cluster=mine" in rejected.stdout

@@ -14,6 +14,7 @@ known to reject. The PBS clusters have no twin.
 REJECTED_EVERYWHERE = ["--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=closest", "--gpu-bind=single"]
 
 ACCOUNT = ["cluster.account=abc"]
+IMAGE = ["cluster.container='singularity run my.sif'"]
 WHOLE = "OverSubscribe=EXCLUSIVE"  # nodes are never shared
 
 
@@ -77,7 +78,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
     },
     "frontier": {  # without the 8 cores that are the system's: no job gets them
         "conf": [
-            _nodes(1, 56, 1, 512000, "gpu:8"),
+            _nodes(1, 56, 1, 512000, "gpu:8", "Features=nvme"),
             _partition("batch", "MaxTime=2:00:00", "MaxNodes=91", WHOLE),
             _partition("extended", "MaxTime=24:00:00", "MaxNodes=64", WHOLE, default=False),
         ],
@@ -92,7 +93,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("dev-g", "MaxTime=3:00:00", "MaxNodes=32", default=False),
         ],
         "rejected": [],
-        "overrides": ACCOUNT,
+        "overrides": [*ACCOUNT, *IMAGE],
     },
     "leonardo": {
         "conf": [
@@ -145,12 +146,12 @@ TWINS: dict[str, dict[str, list[str]]] = {
     "dardel": {
         "conf": [
             "NodeName=c[1-8] Sockets=2 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=227328",
-            _nodes(1, 64, 1, 456704, "gpu:8"),
+            _nodes(1, 64, 2, 456704, "gpu:8"),
             "PartitionName=main Nodes=c[1-8] MaxTime=24:00:00 State=UP OverSubscribe=EXCLUSIVE",
             "PartitionName=gpu Nodes=n[1-8] MaxTime=24:00:00 State=UP OverSubscribe=EXCLUSIVE",
         ],
         "rejected": [],
-        "overrides": ACCOUNT,
+        "overrides": [*ACCOUNT, *IMAGE],
     },
     "vega": {
         "conf": [
@@ -184,6 +185,104 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("gh", "MaxTime=48:00:00", "MaxNodes=64", WHOLE, default=False),
         ],
         "rejected": ["--gres", "--gpus", "--mem"],
+        "overrides": [],
+    },
+    "fir": {  # no partition is named on the clusters of the Alliance
+        "conf": [_nodes(1, 48, 1, 1152000, "gpu:h100:4"), _partition("main", "MaxTime=7-00:00:00")],
+        "rejected": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "rorqual": {
+        "conf": [_nodes(2, 32, 1, 510000, "gpu:h100:4"), _partition("main", "MaxTime=7-00:00:00")],
+        "rejected": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "nibi": {
+        "conf": [_nodes(2, 56, 1, 2048000, "gpu:h100:8"), _partition("main")],
+        "rejected": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "trillium": {  # memory requests are ignored there
+        "conf": [_nodes(1, 96, 1, 767000, "gpu:h100:4"), _partition("compute", "MaxTime=24:00:00", "MaxNodes=5")],
+        "rejected": ["--partition", "--mem"],
+        "overrides": ACCOUNT,
+    },
+    "tamia": {
+        "conf": [_nodes(1, 48, 1, 512000, "gpu:h100:4"), _partition("main", "MaxTime=24:00:00")],
+        "rejected": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "killarney": {
+        "conf": [
+            _nodes(2, 32, 1, 512000, "gpu:l40s:4"),
+            "NodeName=h[1-8] Sockets=2 CoresPerSocket=24 ThreadsPerCore=1 RealMemory=2048000 Gres=gpu:h100:8",
+            _partition("main"),
+        ],
+        "rejected": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "isambard_ai": {
+        "conf": [_nodes(4, 72, 1, 480000, "gpu:4"), _partition("workq", "MaxTime=24:00:00")],
+        "rejected": ["--partition"],
+        "overrides": [],
+    },
+    "jean_zay": {  # the partition is chosen by the constraint there
+        "conf": [_nodes(2, 48, 2, 500000, "gpu:4", "Features=h100"), _partition("gpu_p6")],
+        "rejected": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "deltaai": {
+        "conf": [
+            _nodes(4, 72, 1, 860000, "gpu:4"),
+            _partition("ghx4"),
+            _partition("ghx4-interactive", default=False),
+        ],
+        "rejected": [],
+        "overrides": ACCOUNT,
+    },
+    "arrhenius": {
+        "conf": [
+            "NodeName=c[1-8] Sockets=2 CoresPerSocket=128 ThreadsPerCore=1 RealMemory=750000",
+            _nodes(4, 72, 1, 480000, "gpu:4"),
+            "PartitionName=main Nodes=c[1-8] State=UP Default=YES",
+            "PartitionName=gpu Nodes=n[1-8] State=UP",
+        ],
+        "rejected": ["--mem"],
+        "overrides": ACCOUNT,
+    },
+    "roihu": {  # a job in gpumedium has at most four GPUs, which partitions cannot say
+        "conf": [
+            _nodes(4, 72, 1, 888832, "gpu:gh200:4"),
+            _partition("gpumedium", "MaxTime=36:00:00", "MaxNodes=4"),
+            _partition("gpularge", "MaxTime=36:00:00", "MaxNodes=10", default=False),
+            _partition("gputest", "MaxTime=0:15:00", "MaxNodes=2", default=False),
+        ],
+        "rejected": ["--mem"],
+        "overrides": [*ACCOUNT, "cluster.partition=gpularge"],
+    },
+    "olivia": {
+        "conf": [
+            "NodeName=c[1-8] Sockets=2 CoresPerSocket=128 ThreadsPerCore=1 RealMemory=758784",
+            _nodes(4, 72, 1, 827392, "gpu:4"),
+            "PartitionName=small Nodes=c[1-8] MaxTime=7-00:00:00 MaxNodes=1 State=UP Default=YES",
+            "PartitionName=accel Nodes=n[1-8] MaxTime=7-00:00:00 State=UP",
+        ],
+        "rejected": [],
+        "overrides": ACCOUNT,
+    },
+    "helma": {
+        "conf": [
+            _nodes(2, 64, 1, 768000, "gpu:h100:4"),
+            "NodeName=h[1-8] Sockets=2 CoresPerSocket=64 ThreadsPerCore=1 RealMemory=768000 Gres=gpu:h200:4",
+            "PartitionName=h100 Nodes=n[1-8] MaxTime=24:00:00 State=UP",
+            "PartitionName=h200 Nodes=h[1-8] MaxTime=24:00:00 State=UP",
+        ],
+        "rejected": [],
+        "overrides": [],
+    },
+    "stampede3": {  # Slurm knows nothing of the GPUs
+        "conf": [_nodes(2, 48, 1, 1000000), _partition("h100", "MaxTime=48:00:00", "MaxNodes=4", WHOLE)],
+        "rejected": ["--gres", "--gpus"],
         "overrides": [],
     },
 }

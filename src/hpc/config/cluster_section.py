@@ -4,12 +4,12 @@ They are about what a scheduler is asked for, and what stands in a job script.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
-from hpc.config.errors import CONTROL_CHARACTERS, ConfigError, raise_problems
+from hpc.config.errors import CONTROL_CHARACTERS, ConfigError, closest_word, raise_problems
 from hpc.config.value_rules import at_least, one_of
-from hpc.config.walltime import format_walltime, walltime_seconds
+from hpc.config.walltime import walltime_seconds
 
 Problems = Iterator[ConfigError | None]
 
@@ -69,8 +69,6 @@ class ClusterConfig:
     qos: str | None = None  # quality of service
     constraint: str | None = None  # features that nodes must have, as for Slurm's --constraint
     time: str = "1:00:00"  # wall time of a job, "H:MM:SS" or "D-HH:MM:SS", always in quotes
-    max_time: str | None = None  # longest wall time in this partition
-    max_nodes: int | None = None  # most nodes of a job in this partition
     login_host: str | None = None  # for ssh
 
     accelerator: str = "gpu"  # default of trainer.accelerator: gpu or cpu
@@ -112,6 +110,22 @@ class ClusterConfig:
         raise_problems(_problems(self))
 
 
+def unknown_keys_error(keys: Sequence[str], *, prefix: str, file: str) -> ConfigError | None:
+    """Return one error for all keys of a file that clusters do not have; None if it has no such key.
+
+    Args:
+        prefix: of the keys in the message.
+        file: from which a person can remove them.
+    """
+    known = [key.name for key in fields(ClusterConfig)]
+    unknown = [key for key in keys if key not in known]
+    similar = dict.fromkeys(closest_word(key, known, "") for key in unknown)
+    hint = f" (similar: {', '.join(filter(None, similar))})" if any(similar) else ""
+    rule = f"cannot be set, as clusters have no such key{'s' * (len(unknown) > 1)}{hint}"
+    fix = f"{file} without {'them' if len(unknown) > 1 else 'it'}; python train.py --help cluster explains all keys"
+    return ConfigError(", ".join(f"{prefix}{key}" for key in unknown), None, rule, fix) if unknown else None
+
+
 def _problems(cluster: ClusterConfig) -> Problems:
     """Yield the errors of the section."""
     yield one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
@@ -122,7 +136,7 @@ def _problems(cluster: ClusterConfig) -> Problems:
     yield _node_local_problem(cluster.node_local)
     yield from _option_problems(cluster)
     yield from _environment_problems(cluster)
-    yield _time_problem(cluster)
+    yield _time_problem(cluster.time)
     yield _launcher_problem(cluster)
     for key in ("chain", "rendezvous_seconds"):
         yield at_least(f"cluster.{key}", getattr(cluster, key), 1)
@@ -218,13 +232,10 @@ def _launcher_problem(cluster: ClusterConfig) -> ConfigError | None:
     return ConfigError("cluster.launcher", launcher, rule, fix)
 
 
-def _time_problem(cluster: ClusterConfig) -> ConfigError | None:
+def _time_problem(time: str | None) -> ConfigError | None:
+    """Return the error of a text that is no wall time. How long a job may last, submit.py asks the scheduler."""
     try:
-        seconds = walltime_seconds("cluster.time", cluster.time) if cluster.time is not None else 0
-        max_seconds = walltime_seconds("cluster.max_time", cluster.max_time) if cluster.max_time else seconds
+        walltime_seconds("cluster.time", time if time is not None else "1:00:00")
     except ConfigError as error:
         return error
-    if seconds <= max_seconds:
-        return None
-    rule = f"must be at most {cluster.max_time}, the longest time of a job on cluster={cluster.name}"
-    return ConfigError("cluster.time", cluster.time, rule, f"cluster.time={format_walltime(max_seconds)}")
+    return None

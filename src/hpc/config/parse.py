@@ -126,7 +126,7 @@ def _required_names(node: DictConfig) -> list[str]:
 
 def _is_empty(node: DictConfig, key: str) -> bool:
     try:
-        return OmegaConf.select(node, key) in (None, "")
+        return OmegaConf.select(node, key) in (None, "", [])
     except OmegaConfBaseException:
         return False  # a broken reference, which has an error of its own
 

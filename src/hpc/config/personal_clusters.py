@@ -4,15 +4,14 @@ The line `- optional personal@cluster: ${cluster}` of configs/train.yaml takes t
 """
 
 import os
-from dataclasses import fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from hpc.config.errors import ConfigError, first_line, suggest_key
+from hpc.config.cluster_section import unknown_keys_error
+from hpc.config.errors import ConfigError, first_line
 from hpc.config.project import TRAIN
-from hpc.config.sections import ClusterConfig
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
 
@@ -58,8 +57,6 @@ def check(values: dict[str, Any], *, name: str, is_taken: bool) -> None:
         rule = f"must take your values of {PERSONAL_CLUSTERS}"
         fix = f"the line '- optional {GROUP}@cluster: ${{cluster}}' below '- cluster: ...' in {TRAIN}"
         raise ConfigError("defaults", None, rule, fix)
-    known = [field.name for field in fields(ClusterConfig)]
-    for key in values.get(name, {}):
-        if key not in known:
-            fix = suggest_key(str(key), known)
-            raise ConfigError(f"{PERSONAL_CLUSTERS}: {key}", None, "must be a key of a cluster's file", fix)
+    keys = [str(key) for key in values.get(name, {})]
+    if error := unknown_keys_error(keys, prefix=f"{name}.", file=str(PERSONAL_CLUSTERS)):
+        raise error

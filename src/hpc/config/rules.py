@@ -64,11 +64,7 @@ def _no_class_error(section: str, node: DictConfig) -> ConfigError:
     return ConfigError(section, None, rule, f"a line _target_: <package.module.Class> in its file of configs/{section}")
 
 
-def a_cluster_has_the_nodes_and_devices(trainer: TrainerConfig, cluster: ClusterConfig) -> Problems:
-    if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
-        rule = f"must be at most {cluster.max_nodes}, the nodes of a job on cluster={cluster.name}"
-        fix = f"trainer.num_nodes={cluster.max_nodes} or another cluster="
-        yield ConfigError("trainer.num_nodes", trainer.num_nodes, rule, fix)
+def a_node_of_the_cluster_has_the_devices(trainer: TrainerConfig, cluster: ClusterConfig) -> Problems:
     num_gpus = cluster.gpus_per_node
     if trainer.accelerator == "gpu" and num_gpus and (trainer.devices or 0) > num_gpus:
         rule = f"must be at most {num_gpus}, the GPUs of a node of cluster={cluster.name}"
@@ -222,7 +218,7 @@ RULES = [
     a_task_has_its_weights,
     a_model_names_its_class,
     data_name_their_class,
-    a_cluster_has_the_nodes_and_devices,
+    a_node_of_the_cluster_has_the_devices,
     a_cpu_computes_in_this_precision,
     a_task_has_cores_for_the_workers,
     deepspeed_skips_no_update,

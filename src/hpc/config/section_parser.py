@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from hpc.config.cluster_section import unknown_keys_error
 from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, join_key, raise_problems, suggest_key
 from hpc.config.freezing import environment_as_bash
@@ -52,6 +53,10 @@ def read_section(name: str, node: Any) -> Any:
 
 def unknown_keys(schema: type, node: DictConfig, *, name: str) -> list[ConfigError]:
     """Return the errors of keys that a section does not have."""
+    if name == "cluster":
+        choice = OmegaConf.select(node, "name", throw_on_resolution_failure=False)
+        error = unknown_keys_error(list(map(str, node)), prefix="cluster.", file=f"configs/cluster/{choice}.yaml")
+        return [error] if error else []
     known = [field.name for field in fields(schema) if field.name not in SET_BY_PARSER]
     rule = f"must be one of the keys of {name or 'the config'}: {', '.join(known)}"
     unknown = [str(key) for key in node if key not in known]

@@ -54,10 +54,11 @@ def find_fitting_change(
         return fits_in_memory(trace, with_loader_batch(changed, trace), machine)
 
     key = next((f"data.{key}" for key in (GLOBAL, PER_DEVICE) if cfg.data.get(key) is not None), None)
-    limits = {"max_nodes": cfg.cluster.max_nodes, "devices": cfg.cluster.gpus_per_node}
+    nodes = MAX_NODES if cfg.cluster.scheduler else 1  # without one, nothing starts ranks on other nodes
+    gpus = cfg.cluster.gpus_per_node
     changes: dict[str, str] = {}
     try:
-        for change in ladder(setup, has_blocks=bool(trace.blocks), batch_key=key, **limits):
+        for change in ladder(setup, has_blocks=bool(trace.blocks), batch_key=key, max_nodes=nodes, devices=gpus):
             if changed := changed_setup(changes | change):
                 changes |= change
             if fits(changed):
@@ -77,7 +78,7 @@ def ladder(
     *,
     has_blocks: bool,
     batch_key: str | None,
-    max_nodes: int | None = None,
+    max_nodes: int = MAX_NODES,
     devices: int | None = None,
 ) -> Iterator[dict[str, str]]:
     """Yield changes by their cost: none, time, other hardware, much time, precision. Each is made beside those before.
@@ -88,7 +89,7 @@ def ladder(
         has_blocks: the network has blocks whose activations can be dropped.
         batch_key: gives the batch size: data.global_batch_size, or data.batch_size, which then changes, too. None: the
             loaders of the data decide, so that the batch of a device cannot change.
-        max_nodes: that the cluster allows.
+        max_nodes: that a job may have.
         devices: per node of the cluster.
     """
     can_shard = not setup.single and setup.tensor_parallel == 1
@@ -102,7 +103,7 @@ def ladder(
     if has_blocks and not setup.checkpointing:
         yield {"strategy.activation_checkpointing": "true"}
     num_batches = setup.accumulate * max(halves, default=1)
-    for power, change in _more_devices(setup, max_nodes=max_nodes or MAX_NODES, devices=devices):
+    for power, change in _more_devices(setup, max_nodes=max_nodes, devices=devices):
         if batch_key and num_batches % power == 0:
             yield change | {"trainer.accumulate_grad_batches": str(num_batches // power)}
     if can_shard and not setup.offload:

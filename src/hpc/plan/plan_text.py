@@ -79,8 +79,6 @@ def notes(prediction: Prediction, cluster: ClusterConfig, *, steps: int | None, 
          "the optimizer cannot be made and run on tensors without content, so it is counted as AdamW"),
         (trace.num_parameters and not trace.by_parameters and not forward_flops(trace, 1),
          "no operation with known FLOPs was found, so a step takes longer than predicted"),
-        (cluster.max_nodes and prediction.scaling and cluster.max_nodes < prediction.scaling[-1].nodes,
-         f"cluster={cluster.name} allows at most {cluster.max_nodes} nodes"),
     ]  # fmt: skip
     return [note for is_true, note in conditions if is_true] + _end_notes(prediction, cluster, steps, finish)
 

@@ -46,14 +46,16 @@ def read(run_dir: Path) -> DictConfig:
 def name_keys_as_now(cfg: DictConfig) -> None:
     """Name the keys of a run of an earlier version as this one does. Modifies cfg.
 
-    `test_only` is `task` now, the lines of `cluster.setup` are a file of the cluster, which jobs source, and the umask
-    says who may read a run. The callback `histograms`, which each run had, is gone.
+    `test_only` is `task` now, the lines of `cluster.setup` are a file of the cluster, which jobs source, the scheduler
+    knows how long and large a job may be, and the umask says who may read a run. The callback `histograms`, which each
+    run had, is gone.
     """
     with open_dict(cfg):
         if "test_only" in cfg and "task" not in cfg:
             cfg.task = "test" if cfg.pop("test_only") else "train"
         if isinstance(cfg.get("cluster"), DictConfig):
-            cfg.cluster.pop("setup", None)
+            for key in ("setup", "max_time", "max_nodes"):
+                cfg.cluster.pop(key, None)
         cfg.pop("group_readable", None)
         if isinstance(cfg.get("callbacks"), DictConfig):
             histograms = cfg.callbacks.get("histograms") or {}

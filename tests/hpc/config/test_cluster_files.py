@@ -8,6 +8,7 @@ from fork import ANSWERS
 
 from hpc.config import arguments, command_parser, compose, defaults, parse, personal_clusters, project, typed_words
 from hpc.config.errors import ConfigError
+from hpc.jobs import job, pbs
 
 SHIPPED = {file.stem for file in (project.CONFIGS / "cluster").glob("*.yaml")}
 
@@ -63,20 +64,53 @@ def test_a_cluster_has_the_name_of_its_file(configs: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "word", "personal"])
-def test_a_key_that_clusters_do_not_have_is_rejected(
+def test_keys_that_clusters_do_not_have_are_one_sentence(
     place: str, configs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["cluster=mine"]
+    words, prefix, file = ["cluster=mine"], "cluster.", "configs/cluster/mine.yaml"
     if place == "file":
-        with (configs / "cluster" / "mine.yaml").open("a") as file:
-            file.write("setup: [module load a]\n")
+        with (configs / "cluster" / "mine.yaml").open("a") as text:
+            text.write("setup: [module load a]\nmax_time: '2:00:00'\n")
     elif place == "word":
-        words.append("cluster.setup=['module load a']")
+        words += ["+cluster.setup=['module load a']", "+cluster.max_time='2:00:00'"]
     else:
-        (configs / "clusters.yaml").write_text("mine: {setup: [module load a]}\n")
-        monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", configs / "clusters.yaml")
-    with pytest.raises(ConfigError, match=r"setup must be (one of the keys of clu|a group or a key|a key of a clu)"):
+        prefix, file = "mine.", str(configs / "clusters.yaml")
+        Path(file).write_text("mine: {setup: [module load a], max_time: '2:00:00'}\n")
+        monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", Path(file))
+    with pytest.raises(ConfigError) as rejected:
         arguments.check_files(parse.parse(compose.compose_overrides(words, configs=configs)))
+    assert not hasattr(rejected.value, "problems") and len(str(rejected.value).splitlines()) == 2
+    assert str(rejected.value).startswith(f"{prefix}setup, {prefix}max_time cannot be set, as clusters have no such k")
+    assert rejected.value.fix.startswith(f"{file} without them;")
+
+
+def test_one_such_key_comes_with_the_one_that_may_be_meant(configs: Path) -> None:
+    with (configs / "cluster" / "mine.yaml").open("a") as file:
+        file.write("acount: a\n")
+    with pytest.raises(ConfigError, match=r"cluster\.acount cannot be set.* no such key \(similar: account\)\.\n.*it;"):
+        parse.parse(compose.compose_overrides(["cluster=mine"], configs=configs))
+
+
+@pytest.mark.parametrize("name", ["lumi_g", "dardel"])
+def test_gpus_of_amd_need_an_image_unless_a_person_says_that_the_environment_is_for_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"cluster={name}", "trainer=ddp"]
+    with pytest.raises(ConfigError, match=rf"^cluster\.container must have a value for a job on cluster={name}\."):
+        parse.parse(compose.compose_overrides(words), for_job=True)
+    parse.parse(compose.compose_overrides([*words, "cluster.container='singularity run my.sif'"]), for_job=True)
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
+    (tmp_path / "clusters.yaml").write_text(f"{name}: {{required: [account]}}\n")
+    parse.parse(compose.compose_overrides(words), for_job=True)
+
+
+def test_a_cluster_that_charges_a_group_needs_its_option_and_no_account() -> None:
+    words = ["cluster=abci3", "trainer=ddp"]
+    with pytest.raises(ConfigError, match=r"^cluster\.options must have a value for a job on cluster=abci3\."):
+        parse.parse(compose.compose_overrides(words), for_job=True)
+    cfg = parse.parse(compose.compose_overrides([*words, "cluster.options=['-P mine']"]), for_job=True)
+    script = pbs.render_job_script(job.job_from_config(cfg))
+    assert "#PBS -P mine\n" in script and "#PBS -A" not in script
 
 
 def test_a_searched_folder_comes_last(configs: Path, tmp_path: Path) -> None:

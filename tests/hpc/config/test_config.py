@@ -104,7 +104,7 @@ REFUSALS = [
     (["trainer.devices=0"], "trainer.devices", "at least 1"),
     (["trainer.devices=null"], "trainer.devices", "must be given"),
     (["trainer.num_nodes=-2"], "trainer.num_nodes", "at least 1"),
-    (["trainer.num_nodes=2"], "trainer.num_nodes", "must be at most 1, the nodes of a job on cluster=local"),
+    (["trainer.num_nodes=2"], "trainer.num_nodes", "must be 1 with strategy=single"),
     (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "must be at most 4, the GPUs of a node"),
     (["trainer.devices=two"], "trainer.devices", "int"),
     (["trainer.max_epochs=x"], "trainer.max_epochs", "int | None"),

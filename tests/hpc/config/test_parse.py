@@ -105,7 +105,7 @@ def test_personal_values_come_after_the_cluster_and_before_what_is_typed(persona
 
 
 def test_personal_values_that_would_not_count_are_told(personal: Path) -> None:
-    with pytest.raises(ConfigError, match=r"clusters\.yaml: acount must be a key of a cluster's file.*\n.*account"):
+    with pytest.raises(ConfigError, match=r"pbs\.acount cannot be set, .*: account.*\n.*/clusters\.yaml without it"):
         compose.compose_overrides(["cluster=pbs"])
     train = personal / "configs" / "train.yaml"
     train.write_text("\n".join(line for line in train.read_text().splitlines() if "personal@" not in line))

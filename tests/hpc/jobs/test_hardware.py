@@ -27,6 +27,9 @@ def test_every_gpu_is_whole_and_reaches_less_than_its_maker_says(name: str) -> N
         ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA GH200 120GB", "GH200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA A100-SXM-64GB", "A100-SXM-64GB"),
         ("AMD Instinct MI250X", "MI250X"),
         ("h100 pcie", "H100 PCIe"),
     ],
@@ -38,6 +41,21 @@ def test_the_longest_name_counts(device: str, name: str) -> None:
 @pytest.mark.parametrize("device", ["NVIDIA L40", "NVIDIA RTX A1000", "H1000", "cpu", ""])
 def test_a_part_of_a_word_is_no_name(device: str) -> None:
     assert gpu_from_device_name(device) is None
+
+
+def test_chips_of_one_name_differ_in_what_they_compute() -> None:
+    """Check Leonardo's A100 with 124 multiprocessors instead of 108, and the two GPUs of a Grace Blackwell board."""
+    standard, leonardo = gpu_from_config_name("A100"), gpu_from_config_name("A100-SXM-64GB")
+    assert {name: round(peak / standard.tflops[name], 2) for name, peak in leonardo.tflops.items()} == dict.fromkeys(
+        standard.tflops, round(124 / 108, 2)
+    )
+    assert gpu_from_config_name("GB200").tflops["bf16"] > gpu_from_config_name("B200").tflops["bf16"]
+
+
+def test_the_links_of_an_apu_are_those_of_a_mi300x() -> None:
+    """Check two links to each of three others, and one to each of seven."""
+    links = {name: gpu_from_config_name(name).link_gbs for name in ("MI300X", "MI300A")}
+    assert links["MI300X"] / 7 == links["MI300A"] / 6
 
 
 def test_an_unknown_gpu_is_rejected_with_the_nearest() -> None:

@@ -197,6 +197,8 @@ def test_of_the_ladder_only_what_is_needed_is_proposed(monkeypatch):
     assert proposed() == "strategy=fsdp trainer.accumulate_grad_batches=4"
     needed = {"nodes": 4, "checkpointing": True}
     assert proposed() == "strategy.activation_checkpointing=true trainer.num_nodes=4"
+    cfg.cluster.scheduler = None  # nothing could start ranks on other nodes
+    assert proposed() is None
 
 
 @pytest.mark.slow
@@ -474,11 +476,11 @@ def test_one_device_is_offered_a_node_and_four():
     ],
 )
 def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
-    cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "max_nodes": 256, "time": "0:02:15"})
+    cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "time": "0:02:15"})
     layout = replace(ParallelLayout(nodes=4, devices=4, micro_batch=1), **changed)
     made = prediction.predict(traced(kind(layout)), layout, A100)
     notes = plan_text.notes(made, cluster, steps=steps, finish=None)
-    assert any(said in note for note in notes) and "cluster=c allows at most 256 nodes" in notes
+    assert any(said in note for note in notes)
     unknown = replace(made, trace=replace(made.trace, optimizer_states=None))
     assert any("counted as AdamW" in note for note in plan_text.notes(unknown, cluster, steps=steps, finish=None))
 

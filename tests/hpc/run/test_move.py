@@ -138,13 +138,17 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("before", "task"), [("false", "train"), ("true", "test")])
 def test_a_run_of_an_earlier_version_is_resumed(before: str, task: str, run: Path) -> None:
-    """Check a config that has `test_only` in the place of `task`, lines of `setup`, and another default name."""
-    edit(run / "config.yaml", "cluster:\n", "cluster:\n  setup:\n  - module load python\n")
+    """Check a config that has `test_only` in the place of `task`, former keys of clusters, and another default name."""
+    former = "  setup:\n  - module load python\n  max_time: 24:00:00\n  max_nodes: 2\n"
+    edit(run / "config.yaml", "cluster:\n", f"cluster:\n{former}")
     edit(run / "config.yaml", "task: train", f"test_only: {before}")
     edit(run / "config.yaml", "name: digits_resnet\n", "name: digits\n")
     cfg = compose(run) if task == "train" else command_line.compose(None, [f"resume={run}"])
-    assert (cfg.task, cfg.name, "test_only" in cfg, "setup" in cfg.cluster) == (task, "digits", False, False)
+    assert (cfg.task, cfg.name, "test_only" in cfg) == (task, "digits", False)
+    assert not {"setup", "max_time", "max_nodes"} & set(cfg.cluster)
     if task == "train":
+        shutil.copytree(project.CONFIGS, run / "code" / "configs")  # with the files of clusters of that version
+        edit(run / "code/configs/cluster/slurm.yaml", "scheduler: slurm\n", "scheduler: slurm\nmax_nodes: 2\n")
         assert compose(run, "trainer.num_nodes=2").name == "digits"  # composed anew, with today's default name
 
 

@@ -197,7 +197,7 @@ def tool(tmp_path: Path) -> Tool:
 def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
     for words, says in (
         (["nodes=1,2,3", "data.global_batch_size=64"], "data.global_batch_size=48 or data.global_batch_size=72"),
-        (["nodes=1,2,4", "cluster.max_nodes=2"], "trainer.num_nodes (at nodes=4) must be at most 2"),
+        (["nodes=1,2", "trainer.devices=9"], "trainer.devices (at nodes=1) must be at most 4"),
     ):
         code, said = tool.type(*words)
         assert (code, tool.jobs(), tool.folder.exists()) == (2, 0, False), said

@@ -734,7 +734,7 @@ def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("slurm: {acount: x}", "account=..."),
+        ("slurm: {acount: x}", "(similar: account)"),
         ("slurm: {account: [", "YAML"),
         ("- slurm", "YAML"),
         ("slurm: proj", "YAML"),

@@ -74,10 +74,10 @@ HYDRAS = [
 CLUSTER: dict[str, list[Any]] = {
     "account": ["a+b.c@d", "p_1", "0123"], "partition": ["a,b", "gpu"], "qos": ["normal", None],
     "constraint": ["a&b|c", None],
-    "time": ["1-00", "0:00:01", "90", "00:30:00"], "max_time": [None, "2-00:00:00"], "gpus_per_node": [1, 4, 8],
+    "time": ["1-00", "0:00:01", "90", "00:30:00"], "gpus_per_node": [1, 4, 8],
     "cores_per_gpu": [None, 1, 128], "request": [None, "--gres=gpu:{gpus}", "ncpus={cores}:ngpus={gpus}"],
     "memory_gb": [None, 0, 1, 10**6], "interface": ["ib0", None], "master_addr_suffix": ["", "-ib", ".x"],
-    "chain": [1, 3], "login_host": ["a.b", None], "max_nodes": [None, 4], "exclusive": [True, False],
+    "chain": [1, 3], "login_host": ["a.b", None], "exclusive": [True, False],
     "node_local": [None, "$TMPDIR", "/a b"], "cache": ["~/x", "$SCRATCH/é"], "rendezvous_seconds": [1, 300],
     "setup": [[], ["true", ": 'a b'"]], "launcher": ["srun", "srun --mpi=none"], "container": [None, "env A=b"],
     "stage_env": [False, True], "env": [{}, {"A": "$HOME/x"}, {"A": "a b", "B": "'*' & | ; < é"}],

@@ -132,7 +132,7 @@ def two_each(
         command = shared.train("two ranks", f"{name}-{number}", ground, run_dir, job | drawn)
         command.nodes = there
         if there:
-            command.words += ["trainer.num_nodes=2", "trainer.devices=1", "cluster.max_nodes=2"]
+            command.words += ["trainer.num_nodes=2", "trainer.devices=1"]
         draw_strike(rng, command, 0.2)
         runs.append(("two ranks", command, run_dir))
     yield [command for _, command, _ in runs]
