@@ -117,7 +117,8 @@ def test_a_part_of_a_node_asks_for_its_share(cluster: str, devices: int, request
 def test_training_on_cpus_asks_for_no_gpu() -> None:
     for cluster in ("slurm", "juwels_booster", "lumi_g"):
         work = on(cluster, "trainer=cpu")
-        assert work.gpus_per_node == 0 and not work.is_exclusive and work.gpu_hours == 0
+        assert work.gpus_per_node == 0 and not work.is_exclusive
+        assert work.gpu_hours == work.idle_gpus_per_node, "an hour of whole nodes"
         assert not re.search("gpu|gres|--exclusive", " ".join(directives(slurm.render_job_script(work))))
 
 
