@@ -93,6 +93,7 @@ class Inventory:
     Attributes:
         associations: the accounts of this user.
         enforces_limits: whether those of accounts and QoS hold.
+        rewrites_jobs: the site has a plugin that may change a job's account, QoS and partition when it is submitted.
         partition_word: how the scheduler's users call one: partition or queue.
         unanswered: commands that are missing, failed, or printed something else. Their parts are empty.
     """
@@ -102,6 +103,7 @@ class Inventory:
     associations: tuple[Association, ...] = ()
     qos: Mapping[str, QoS] = field(default_factory=dict)
     enforces_limits: bool = False
+    rewrites_jobs: bool = False
     partition_word: str = "partition"
     unanswered: tuple[str, ...] = ()
 

@@ -28,7 +28,7 @@ def query(*, uid: int) -> Inventory:
     questions: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
         "partitions": (PARTITIONS, parse_partitions),
         "nodes": (NODES, parse_nodes),
-        "enforces_limits": (("scontrol", "show", "config"), parse_enforcement),
+        "rules": (("scontrol", "show", "config"), parse_rules),
         "qos": ((*table, "qos", f"format={QOS_COLUMNS}"), parse_qos),
     }
     if name:
@@ -36,9 +36,10 @@ def query(*, uid: int) -> Inventory:
         questions["associations"] = (command, parse_associations)
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = dict(zip(questions, pool.map(_ask, questions.values()), strict=True))
+    unanswered = {questions[part][0][0] for part, answer in answers.items() if answer is None}
+    rules = answers.pop("rules") or {}
     known = {part: answer for part, answer in answers.items() if answer is not None}
-    unanswered = {" ".join(questions[part][0][:1]) for part in answers if part not in known}
-    return Inventory(**known, unanswered=tuple(sorted(unanswered)))
+    return Inventory(**known, **rules, unanswered=tuple(sorted(unanswered)))
 
 
 def _ask(question: tuple[tuple[str, ...], Callable[[str], Any]]) -> Any:
@@ -53,10 +54,14 @@ def _ask(question: tuple[tuple[str, ...], Callable[[str], Any]]) -> Any:
         return None
 
 
-def parse_enforcement(text: str) -> bool:
-    """Return whether the limits of accounts and QoS hold, by what scontrol prints of the configuration."""
-    match = re.search(r"(?m)^AccountingStorageEnforce\s*=\s*(\S+)", text)
-    return bool(match and {"limits", "safe", "all"} & set(match[1].lower().split(",")))
+def parse_rules(text: str) -> dict[str, bool]:
+    """Return two fields of `Inventory` from what scontrol prints of Slurm's configuration."""
+    values = dict(re.findall(r"(?m)^(\w+)\s*=\s*(\S+)", text))
+    enforced = values.get("AccountingStorageEnforce", "").lower().split(",")
+    return {
+        "enforces_limits": bool({"limits", "safe", "all"} & set(enforced)),
+        "rewrites_jobs": values.get("JobSubmitPlugins", "(null)") != "(null)",
+    }
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 
 from hpc.config.errors import ConfigError, closest_word, raise_problems
@@ -20,7 +21,7 @@ from hpc.jobs.job import Job
 from hpc.submit import limits, node_limits, scheduler
 
 TEST_SECONDS = 30  # for `sbatch --test-only` to answer
-START = re.compile(r"Job \S+ to start at (\S+)")
+START = re.compile(r"Job \S+ to start at (\S+)(?:.* in partition (\S+))?")
 NO_CONTACT = re.compile("unable to contact|timed out|connect failure|standby mode", re.IGNORECASE)
 # Slurm's messages about what will not change while a job waits (slurm_errno.c), and the keys that they are about.
 # All others may pass, such as a node that is down; what they mean is left to sbatch itself.
@@ -95,10 +96,17 @@ def problems(job: Job, cfg: Config, message: str, inventory: Inventory) -> Itera
         message: of `sbatch --test-only`.
         inventory: what Slurm tells of its limits. Facts of nodes only explain a rejection, as Slurm knows them better.
     """
-    found = limits.problems(job, inventory)
+    if start := START.search(message):
+        if not job.partition and start[2]:  # at some sites a plugin has chosen it, and not the default one
+            job = replace(job, partition=start[2])
+        return iter(limits.problems(job, inventory))
     key = next((key for words, key in FINAL_MESSAGES.items() if re.search(words, message)), None)
-    if key and not START.search(message):
-        found += node_limits.problems(job, cfg.cluster, inventory) + list(_unknown_names(job, key, inventory))
+    found: list[ConfigError] = []
+    if job.partition or not inventory.rewrites_jobs:
+        found += limits.problems(job, inventory)
+        found += node_limits.problems(job, cfg.cluster, inventory) if key else []
+    if key:
+        found += _unknown_names(job, key, inventory)
         if not found:
             text = re.sub(r"\b(allocation failure|sbatch: error): ", "", message)
             rule = f"Slurm can never start this job, and says: {text}. Nothing is queued"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from hpc.config.errors import ConfigError
@@ -19,10 +20,17 @@ def problems(job: Job, inventory: Inventory) -> list[ConfigError]:
 
     Slurm takes such a job, unless the site has set EnforcePartLimits or the flag DenyOnLimit.
     """
+    lifted: frozenset[str] = frozenset()
+    if inventory.rewrites_jobs:  # which account and QoS the job will have is not known
+        lifted = lifted.union(*(qos.flags for qos in inventory.qos.values()))
+        job, inventory = (
+            replace(job, account=None, qos=None),
+            replace(inventory, associations=(), enforces_limits=False),
+        )
     of_job = [item for item in inventory.associations if job.account in (None, item.account)]
     partitions = sorted(inventory.partitions_of(job.partition), key=_generosity, reverse=True)
     pairs = product(partitions, of_job or [None])
-    answers = (list(_pair_problems(job, partition, account, inventory)) for partition, account in pairs)
+    answers = (list(_pair_problems(job, partition, account, inventory, lifted)) for partition, account in pairs)
     return min(answers, key=len, default=[])
 
 
@@ -32,9 +40,13 @@ def _generosity(partition: Partition) -> tuple[float, float]:
 
 
 def _pair_problems(
-    job: Job, partition: Partition, association: Association | None, inventory: Inventory
+    job: Job, partition: Partition, association: Association | None, inventory: Inventory, lifted: frozenset[str]
 ) -> Iterator[ConfigError]:
-    """Yield what exceeds the limits of one partition for one account."""
+    """Yield what exceeds the limits of one partition for one account.
+
+    Args:
+        lifted: flags that the job's QoS may have.
+    """
     account = job.account or (association and association.account)
     qos_name = job.qos or (association and association.default_qos)
     where = f"in {inventory.partition_word} {partition.name}"
@@ -45,14 +57,10 @@ def _pair_problems(
         if name and allowed is not None and name not in allowed:
             names = ", ".join(sorted(allowed))
             rule = f"must be one of those that may be used {where}: {names}"
-            yield ConfigError(
-                f"cluster.{key}",
-                name,
-                rule,
-                f"cluster.{key}={sorted(allowed)[0]}, or another {inventory.partition_word}",
-            )
+            fix = f"cluster.{key}={sorted(allowed)[0]}, or another {inventory.partition_word}"
+            yield ConfigError(f"cluster.{key}", name, rule, fix)
     qos = inventory.qos.get(qos_name or "")
-    yield from _partition_problems(job, partition, where, qos.flags if qos else frozenset())
+    yield from _partition_problems(job, partition, where, lifted | (qos.flags if qos else frozenset()))
     if inventory.enforces_limits:
         yield from _limit_problems(job, _ordered_limits(partition, qos, association, inventory.qos))
 

@@ -13,10 +13,10 @@ from hpc.submit.submission import describe_start
 WORDS = ["cluster=slurm", "trainer=ddp_4node", "cluster.cores_per_gpu=4"]
 
 
-def answers(desk: Desk, test_only: str) -> None:
+def answers(desk: Desk, test_only: str, *, plugins: str = "(null)") -> None:
     """Install a Slurm whose `sbatch --test-only` is this bash, and whose other commands tell of `test_limits`."""
     desk.command("sbatch", f'if [ "$1" = --test-only ]; then cat >"$0.asked"; {test_only}; exit; fi; echo 17')
-    config = "AccountingStorageEnforce = limits"
+    config = f"AccountingStorageEnforce = limits\nJobSubmitPlugins = {plugins}"
     desk.command("scontrol", f"case $* in *partition) cat <<'END'\n{PARTITIONS}END\n;; *config) echo '{config}';; esac")
     desk.command("sinfo", f"cat <<'END'\n{NODES}END")
     desk.command("sacctmgr", f"case $* in *associations*) cat <<'END'\n{ASSOCIATIONS}END\n;; esac")
@@ -35,6 +35,18 @@ def test_what_slurm_takes_and_would_never_start_is_rejected(desk: Desk) -> None:
     assert desk.type(*WORDS, "trainer.num_nodes=8") == 2
     assert "trainer.num_nodes must be at most 4, the most nodes of a job in partition gpu; got 8." in desk.err
     assert not desk.runs()
+
+
+def test_the_partition_is_the_one_that_slurm_names(desk: Desk) -> None:
+    """Check that the limits of the default partition say nothing where a plugin chooses another one."""
+    start = "sbatch: Job 5 to start at 2030-01-02T03:04:05 using 64 processors on nodes o[1-4] in partition {}"
+    answers(desk, f'echo "{start.format("cpu")}"', plugins="lua")
+    assert desk.type(*WORDS, "trainer.num_nodes=8") == 0
+    answers(desk, f'echo "{start.format("old")}"', plugins="lua")
+    assert desk.type(*WORDS, "cluster.time=3:00:00") == 2
+    assert "cluster.time must be at most 02:00:00, the longest time of a job in partition old" in desk.err
+    answers(desk, "echo 'allocation failure: Requested nodes are busy'; exit 1", plugins="lua")
+    assert desk.type(*WORDS, "trainer.num_nodes=8", "name=other") == 0
 
 
 def test_facts_of_nodes_do_not_overrule_slurm(desk: Desk) -> None:

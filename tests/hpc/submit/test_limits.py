@@ -115,12 +115,15 @@ def test_the_first_name_of_a_list(names: str, first: str) -> None:
     assert slurm_inventory.first_name(names) == first
 
 
-def test_limits_hold_where_slurm_enforces_them() -> None:
-    line = "AccountingStorageEnforce = associations,{}\nOther = limits\n"
-    assert slurm_inventory.parse_enforcement(line.format("limits,qos"))
-    assert slurm_inventory.parse_enforcement(line.format("safe"))
-    assert not slurm_inventory.parse_enforcement(line.format("qos"))
-    assert not slurm_inventory.parse_enforcement("AccountingStorageEnforce = none\n")
+def test_what_the_configuration_says_of_limits_and_plugins() -> None:
+    line = "AccountingStorageEnforce = associations,{}\nOther = limits\nJobSubmitPlugins = {}\n"
+    assert slurm_inventory.parse_rules(line.format("limits,qos", "(null)")) == {
+        "enforces_limits": True,
+        "rewrites_jobs": False,
+    }
+    assert slurm_inventory.parse_rules(line.format("safe", "lua")) == {"enforces_limits": True, "rewrites_jobs": True}
+    assert not slurm_inventory.parse_rules(line.format("qos", "lua"))["enforces_limits"]
+    assert not slurm_inventory.parse_rules("AccountingStorageEnforce = none\n")["enforces_limits"]
 
 
 # -- Nodes --
@@ -187,6 +190,10 @@ def with_qos(**limits_of_debug: Any) -> Inventory:
         ({"qos": "debug", "walltime_seconds": 7200}, replace(with_qos(max_seconds=60), enforces_limits=False)),
         ({"qos": "debug", "partition": "old"}, with_qos(max_seconds=60)),  # the partition's own QoS comes first
         ({"walltime_seconds": 10**6}, Inventory()),  # nothing is known
+        # A plugin may give the job another QoS and account.
+        ({"qos": "debug", "partition": "old"}, replace(with_qos(max_seconds=60), rewrites_jobs=True)),
+        ({"partition": "old", "qos": "long", "account": "third"}, replace(INVENTORY, rewrites_jobs=True)),
+        ({"walltime_seconds": 86401}, replace(with_qos(flags=["PartitionTimeLimit"]), rewrites_jobs=True)),
     ],
 )
 def test_what_may_start_is_not_rejected(changes: dict[str, Any], inventory: Inventory) -> None:
@@ -196,6 +203,7 @@ def test_what_may_start_is_not_rejected(changes: dict[str, Any], inventory: Inve
 EXCEEDED: list[tuple[dict[str, Any], Inventory, str, str]] = [
     ({"walltime_seconds": 86401}, INVENTORY, "cluster.time", "cluster.time=24:00:00"),
     ({"nodes": 5}, INVENTORY, "trainer.num_nodes", "trainer.num_nodes=4"),
+    ({"nodes": 5}, replace(INVENTORY, rewrites_jobs=True), "trainer.num_nodes", "trainer.num_nodes=4"),
     ({"nodes": 1, "partition": "old"}, INVENTORY, "trainer.num_nodes", "trainer.num_nodes=2"),
     ({"account": "other", "walltime_seconds": 43201}, INVENTORY, "cluster.time", "with account other"),
     ({"partition": "old", "qos": "long", "account": "science"}, INVENTORY, "cluster.qos", "debug, normal"),
