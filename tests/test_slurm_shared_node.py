@@ -19,8 +19,13 @@ pytestmark = pytest.mark.soak
 # Each run waits in its second step for the file `go` in its run directory. The second one has a loss that is infinite.
 RATES = ["0.01", "1e30", "0.02", "0.03", "0.04", "0.05"]
 BROKEN, KILLED = 1, 2
-SWEEP = ["cluster=test", "trainer=gpu", *QUIET, "trainer.max_steps=4", "callbacks.witness.fault=hold"]
-SWEEP += ["callbacks.witness.rank=0", f"model.optimizer.lr={','.join(RATES)}", "--multirun"]
+SWEEP = ["cluster=test", "trainer=gpu", *QUIET, "trainer.max_steps=4", "checkpoint.every_n_steps=1"]
+SWEEP += [
+    "callbacks.witness.fault=hold",
+    "callbacks.witness.rank=0",
+    f"model.optimizer.lr={','.join(RATES)}",
+    "--multirun",
+]
 OTHERS = re.compile("rank-|go$")  # files that the tests themselves have written
 # Make the script of an array whose runs share nodes, as submit.py does, in a baked project.
 WRITE = """
@@ -111,10 +116,14 @@ def test_runs_share_nodes_and_leave_each_other_alone(desk):
     assert sweep.states() == ["running", "failed", "to be continued", "running", "running", "running"]
     assert sweep.num_starts() == [1] * 6
 
+    again, _ = desk.submit(f"resume={sweep.members[BROKEN]}")  # alone, while the others go on
+    assert desk.slurm.wait(again, 120)["JobState"] == "FAILED" and sweep.num_starts() == [1, 2, 1, 1, 1, 1]
+    assert sweep.elements()["0"] == ("RUNNING", "0") and sweep.states()[BROKEN] == "failed"
+
     sweep.let_go(0, 2, 3, 4, 5)
     desk.slurm.wait(sweep.job, 240)
     assert sweep.elements() == {"0": ("FAILED", "1"), "1": ("COMPLETED", "0")}, sweep.logs()
-    assert sweep.num_starts() == [1, 1, 2, 1, 1, 1]
+    assert sweep.num_starts() == [1, 2, 2, 1, 1, 1]
     assert sweep.states() == ["finished", "failed", *["finished"] * 4], sweep.logs()
     log = (sweep.members[BROKEN] / f"job-{sweep.job}_0.log").read_text()
     assert "has failed before, so it is not started again; to continue: sbatch " in log

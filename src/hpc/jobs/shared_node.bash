@@ -1,6 +1,7 @@
 # Functions for runs of an array that share a node, which a job of Slurm gets whole; sourced after slurm.bash. Each run is a
 # subshell with a step of Slurm, a log and an end of its own. One that ends leaves the others alone: the job goes on as long
-# as one of its runs does, and is requeued then if one of them is not finished.
+# as one of its runs does, and is requeued then if one of them is not finished. The file `ended` of a run directory has the
+# job in which the run ended before the others, and whether it goes on with the next start.
 #
 # A job script sets what enter_array needs, `runs_per_node`, and a function `run_member` that starts the ranks of one run.
 # shellcheck shell=bash disable=SC2154,SC2034 # variables that the script sets, and variables that it uses

@@ -81,12 +81,12 @@ def describe_size(job: Job, *, chain: int) -> str:
         size += f", {job.runs_per_node} on a node" if job.runs_per_node > 1 else ""
     elif chain > 1:
         size = f"{chain} jobs, one after the other until the run is finished, of {size} each"
-    gpu_hours = job.gpu_hours * max(job.num_array_jobs, 1) * chain
-    used_hours = job.nodes * job.gpus_per_node * job.walltime_seconds / 3600 * num_runs * chain
-    if not gpu_hours:
+    if not job.gpu_hours:
         return f"{size}: no GPU"
-    idle = f", {gpu_hours - used_hours:g} of them for GPUs that stay idle" if gpu_hours > used_hours else ""
-    return f"{size}: {gpu_hours:g} GPU-hours{idle}"
+    num_jobs = max(job.num_array_jobs, 1)
+    num_idle = job.nodes * (job.all_gpus_per_node * num_jobs - job.gpus_per_node * num_runs) * chain
+    idle = f", {num_idle * job.walltime_seconds / 3600:g} of them for GPUs that stay idle" if num_idle else ""
+    return f"{size}: {job.gpu_hours * num_jobs * chain:g} GPU-hours{idle}"
 
 
 def exit_if_job_failed(command: Popen[str], options: SubmitOptions) -> None:
