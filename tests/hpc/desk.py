@@ -19,6 +19,16 @@ from hpc.submit import scheduler, scripts
 TOOLS = ["bash", "cat", "cp", "env", "git", "sleep"]
 STUB = '[ "$1" != --test-only ] || exit 0; '
 STUB += 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
+# What submit.py asks before it writes anything.
+TELLS_NO_LIMIT = """\
+case $* in
+*"show partition")
+    echo "PartitionName=all Default=YES State=UP MaxTime=UNLIMITED MaxNodes=UNLIMITED MinNodes=0 OverSubscribe=NO"
+    exit ;;
+*"show config") echo "AccountingStorageEnforce = none"; exit ;;
+esac
+"""
+RECORDS = 'echo "$@" >>"$0.argv"'
 # Files that job scripts source, copied unchanged. The project has a library of its own, which is no more than these.
 SOURCED = [f"src/hpc/jobs/{name}.bash" for name in ("job", "pbs", "pbs_successor", "shared_node", "slurm")]
 FILES = [
@@ -86,8 +96,8 @@ class Desk:
         self.write("pyproject.toml", '[project]\nname = "my-project"\n')
         self.scheduler("echo 17")
         for name in ("scontrol", "scancel", "qrls", "qdel"):
-            # It tells nothing of the machine, so that submit.py compares a job with no limits.
-            self.command(name, '[[ " $* " != *" show "* ]] || exit 1; echo "$@" >>"$0.argv"')
+            self.command(name, TELLS_NO_LIMIT + RECORDS if name == "scontrol" else RECORDS)
+        self.command("sinfo", "echo 'all*|1000|128|1:128:1|1000000|gpu:8|x|n1'")
         for name in [name for name in os.environ if scheduler.LEAKED_VARIABLES.match(name)]:
             monkeypatch.delenv(name)
         monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import batch_size, run_checkpoint, signatures
+from hpc.config import batch_size, signatures
 from hpc.config.build import ARGUMENT_ERRORS
 from hpc.config.errors import ConfigError, first_line, raise_problems
 from hpc.config.project import is_project_code
@@ -41,6 +41,8 @@ def check_files(cfg: Config, *, reads_data: bool = True, awaited: Sequence[Path]
         ConfigError: the first file that cannot be used; or all arguments that do not fit.
     """
     if cfg.ckpt and not _has_own_checkpoint(cfg):
+        from hpc.config import run_checkpoint  # only here: few runs have one
+
         run_checkpoint.reject_missing(cfg.ckpt, awaited)
     sections = [str(name) for name in cfg.node if reads_data or name != "data"]
     for name in sections:

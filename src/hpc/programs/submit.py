@@ -7,16 +7,20 @@ from pathlib import Path
 
 from hpc.config import errors
 from hpc.run import command_line
-from hpc.submit import awaited_run, options, queue_run
+from hpc.submit import options, queue_run
 
 
 def main() -> None:
     arguments = options.parse_arguments(__doc__, sys.argv[1:])
     words = arguments.overrides
     run_dir = command_line.resume_directory(words)
-    awaited = awaited_run.find_awaited_run(arguments.after) if arguments.after is not None else None
+    awaited = None
+    if arguments.after is not None:  # modules that a new run does not need are imported here and below
+        from hpc.submit import awaited_run
+
+        awaited = awaited_run.find_awaited_run(arguments.after)
     submit_options = options.SubmitOptions(arguments.dry_run, arguments.parsable, arguments.wait, awaited)
-    if arguments.render:  # modules that a new run does not need are imported below
+    if arguments.render:
         from hpc.submit import preset_scripts
 
         preset_scripts.write_preset_scripts(Path(arguments.render), words, dry_run=arguments.dry_run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config import command_parser, run_checkpoint, trust
+from hpc.config import command_parser, trust
 from hpc.config.compose import compose_overrides, select_overrides
 from hpc.config.errors import ConfigError
 from hpc.config.project import HPC
@@ -80,8 +80,11 @@ def compose_resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
     if not any(word.startswith("name=") for word in words):
         new.name = old.name  # the default may be another one by now
     with suppress(OmegaConfBaseException):  # what cannot be resolved is reported below
-        if new.ckpt and old.ckpt in run_checkpoint.links_of_run(new.ckpt):
-            new.ckpt = old.ckpt  # an earlier version froze the checkpoint that ckpt=RUN_DIR led to
+        if new.ckpt and new.ckpt != old.ckpt:
+            from hpc.config import run_checkpoint  # only here: few runs have one
+
+            if old.ckpt in run_checkpoint.links_of_run(new.ckpt):
+                new.ckpt = old.ckpt  # an earlier version froze the checkpoint that ckpt=RUN_DIR led to
     trust.reject_untrusted(new, run_dir)  # the words and configs in the run directory have made it
     override = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
     if override and (not new.run_dir or not frozen_config.is_at_configured_path(run_dir, new)):

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpc.config.errors import ConfigError, make_printable
@@ -10,22 +9,10 @@ from hpc.config.sections import Config
 from hpc.jobs import job_states
 from hpc.run import history
 from hpc.run.history import RunRecord
+from hpc.submit.options import AwaitedRun
 from hpc.system import home
 
 OPTION = "--after"
-
-
-@dataclass(frozen=True)
-class AwaitedRun:
-    """An unfinished run, the job that will finish it, and the scheduler of that job.
-
-    Attributes:
-        run_dirs: the run, the one that its own job waits for, and so on: all are finished when the new job starts.
-    """
-
-    run_dirs: tuple[Path, ...]
-    scheduler: str
-    job: str
 
 
 def find_awaited_run(folder: str) -> AwaitedRun | None:
@@ -53,21 +40,6 @@ def reject_other_scheduler(awaited: AwaitedRun, cfg: Config) -> None:
         rule = f"must be a run of the same scheduler; that of cluster={cfg.cluster.name} is {cfg.cluster.scheduler}"
         fix = f"a cluster= with {awaited.scheduler}, or without {OPTION} when that run is finished"
         raise ConfigError(OPTION, f"{awaited.run_dirs[0]} ({awaited.scheduler})", rule, fix)
-
-
-def dependency_options(scheduler: str, awaited: AwaitedRun | None, *, previous: str | None) -> list[str]:
-    """Return the options that let a job wait: for the awaited run's job to succeed, and in a chain (PBS) for a failure.
-
-    If the awaited run fails, the job can never start: PBS deletes it, and so does Slurm when told to.
-
-    Args:
-        previous: the job of the chain that this one continues.
-    """
-    if scheduler == "slurm":
-        return [f"--dependency=afterok:{awaited.job}", "--kill-on-invalid-dep=yes"] if awaited else []
-    conditions = [f"afterok:{awaited.job}"] if awaited else []
-    conditions += [f"afternotok:{previous}"] if previous else []
-    return ["-W", f"depend={','.join(conditions)}"] if conditions else []
 
 
 def _find_active_job(run: RunRecord) -> tuple[str, str]:

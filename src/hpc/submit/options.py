@@ -7,10 +7,22 @@ from pathlib import Path
 
 from hpc.config import command_parser
 from hpc.config.errors import ConfigError
-from hpc.submit.awaited_run import AwaitedRun
 
 SAMPLERS = ["random", "tpe"]
 MAX_ARRAY_SIZE = 1000  # runs; Slurm's default MaxArraySize is 1001
+
+
+@dataclass(frozen=True)
+class AwaitedRun:
+    """An unfinished run, the job that will finish it, and the scheduler of that job.
+
+    Attributes:
+        run_dirs: the run, the one that its own job waits for, and so on: all are finished when the new job starts.
+    """
+
+    run_dirs: tuple[Path, ...]
+    scheduler: str
+    job: str
 
 
 @dataclass(frozen=True)

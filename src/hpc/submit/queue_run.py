@@ -16,8 +16,7 @@ from hpc.config.parse import parse
 from hpc.config.sections import Config
 from hpc.run import directory, frozen_config, snapshot
 from hpc.submit import scheduler
-from hpc.submit.awaited_run import AwaitedRun
-from hpc.submit.options import SubmitOptions
+from hpc.submit.options import AwaitedRun, SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_job_script
 
 

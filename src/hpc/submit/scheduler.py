@@ -19,7 +19,7 @@ from hpc.config.freezing import escape_quotes
 from hpc.config.sections import ClusterConfig, Config
 from hpc.jobs import job_states
 from hpc.jobs.job import Job
-from hpc.submit.awaited_run import AwaitedRun, dependency_options
+from hpc.submit.options import AwaitedRun
 
 SUBMIT_COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
 CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
@@ -140,6 +140,21 @@ def submit_environ() -> dict[str, str]:
     return {
         key: value for key, value in os.environ.items() if key in SCHEDULER_VARIABLES or not LEAKED_VARIABLES.match(key)
     }
+
+
+def dependency_options(scheduler: str, awaited: AwaitedRun | None, *, previous: str | None) -> list[str]:
+    """Return the options that let a job wait: for the awaited run's job to succeed, and in a chain (PBS) for a failure.
+
+    If the awaited run fails, the job can never start: PBS deletes it, and so does Slurm when told to.
+
+    Args:
+        previous: the job of the chain that this one continues.
+    """
+    if scheduler == "slurm":
+        return [f"--dependency=afterok:{awaited.job}", "--kill-on-invalid-dep=yes"] if awaited else []
+    conditions = [f"afterok:{awaited.job}"] if awaited else []
+    conditions += [f"afternotok:{previous}"] if previous else []
+    return ["-W", f"depend={','.join(conditions)}"] if conditions else []
 
 
 def log_path(folder: Path, scheduler: str, *, job_id: str, job: Job) -> Path:

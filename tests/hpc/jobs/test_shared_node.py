@@ -49,7 +49,11 @@ def test_what_is_not_known_is_not_taken_from_the_other_runs() -> None:
     for cluster in ("slurm", "perlmutter"):  # --mem=0, and none
         assert "--mem=0" in step_options(shared(f"cluster={cluster}", *ONE_GPU))
     assert "--gres=gpu:1" in step_options(shared("cluster=clariden", *ONE_GPU)), "a job requests none"
-    masks = [word for word in step_options(shared("cluster=lumi_g", *ONE_GPU)) if word.startswith("--cpu-bind")]
+    masks = [
+        word
+        for word in step_options(shared("cluster=lumi_g", "cluster.container=env", *ONE_GPU))
+        if word.startswith("--cpu-bind")
+    ]
     assert masks[0].startswith("--cpu-bind=mask_cpu:") and masks[-1] == "--cpu-bind=cores", "the last one counts"
 
 
