@@ -88,7 +88,7 @@ def time_commands(env: dict[str, str]) -> float:
 
 def make_table(seconds: dict[str, list[float]]) -> str:
     """Return the table of jobs that can never start, the answer to each, and the median of its seconds."""
-    lines = ["| what there is not | the answer | seconds |", "|---|---|---:|"]
+    lines = ["| request | message | seconds |", "|---|---|---:|"]
     for what, (_, sentence) in impossible_jobs.IMPOSSIBLE.items():
         lines.append(f"| {what} | `{sentence}` | {statistics.median(seconds[what]):.1f} |")
     return "\n".join(lines) + "\n"

@@ -53,7 +53,7 @@ IMPOSSIBLE = {
     ),
     "partition": (
         ["cluster.partition=smal"],
-        "cluster.partition must be one that you may use on this cluster: gpu, small; got smal.",
+        "cluster.partition must be a partition of this cluster: gpu, small; got smal.",
     ),
     "nodes of a partition": (
         ["cluster.partition=small"],
@@ -85,7 +85,7 @@ IMPOSSIBLE = {
     ),
     "features": (
         ["cluster.constraint=h100"],
-        "cluster.constraint must name features of nodes in partition gpu, which are a100, ib; got h100.",
+        "cluster.constraint must be features of nodes in partition gpu: a100, ib; got h100.",
     ),
     "licenses": (
         ["cluster.options=['--licenses=matlab:1']"],

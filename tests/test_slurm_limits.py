@@ -62,3 +62,13 @@ def test_what_can_start_is_queued_and_its_start_is_told(desk):
 def test_a_sweep_is_asked_for_as_a_whole(desk):
     done = submit(desk, "--multirun", "seed=1,2", "trainer.num_nodes=8", "data.global_batch_size=64")
     assert done.returncode == 2 and "the most nodes of a job in partition gpu" in done.stderr
+
+
+def test_a_drained_node_is_no_reason(desk):
+    desk.slurm.call("scontrol", "update", "NodeName=g1", "State=DRAIN", "Reason=test")
+    try:
+        done = submit(desk)
+        assert done.returncode == 0, done.stderr
+        desk.slurm.cancel(done.stdout.split()[1])
+    finally:
+        desk.slurm.call("scontrol", "update", "NodeName=g1", "State=RESUME")

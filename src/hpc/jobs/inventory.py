@@ -1,9 +1,9 @@
-"""What a scheduler tells of its machine: partitions, nodes, and the limits of this user. Data only.
+"""The partitions, nodes and limits that a scheduler reports. Data only.
 
 `slurm_inventory` and `pbs_inventory` ask for it; `hpc.submit.limits` compares a job with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -14,26 +14,26 @@ class Partition:
     Attributes:
         is_default: jobs that name no partition go to this one.
         is_up: its jobs are started.
-        is_exclusive: a job gets whole nodes, whatever it asks for.
+        is_open: this user may name it, as far as its own settings show.
+        is_preemptible: its jobs make room for those of others.
+        is_exclusive: a job gets whole nodes, whatever it requests.
         qos: its own quality of service, whose limits come before those of the job's.
-        accounts: that may use it; None: all.
-        qos_names: that may be used in it; None: all.
+        qos_names: QoS that may be used in it; None if all may.
         destinations: of a queue that only passes jobs on, the queues to which it does.
-        is_direct: a job may name it.
     """
 
     name: str
     is_default: bool = False
     is_up: bool = True
+    is_open: bool = True
+    is_preemptible: bool = False
     max_seconds: int | None = None
     min_nodes: int = 1
     max_nodes: int | None = None
     is_exclusive: bool = False
     qos: str | None = None
-    accounts: frozenset[str] | None = None
     qos_names: frozenset[str] | None = None
     destinations: tuple[str, ...] = ()
-    is_direct: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class NodeGroup:
         cpus: of a node, as the scheduler counts them: cores or hardware threads.
         memory_mb: of a node, in MiB.
         gpus: of a node, by their type; "" where the scheduler knows no type.
+        features: names that a job can require. On PBS "resource=value".
         example: the name of one of the nodes.
     """
 
@@ -84,16 +85,32 @@ class Association:
     default_qos: str | None
     qos_names: frozenset[str]
     limits: Limits
+    cluster: str = ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings of Slurm that decide which limits can be compared with a job.
+
+    Attributes:
+        cluster: its name.
+        enforces_limits: those of accounts and QoS hold.
+        checks_partitions: sbatch rejects a job that exceeds the limits of its partition.
+        rewrites_jobs: the site has a plugin that may change a job's account, QoS and partition when it is submitted.
+    """
+
+    cluster: str = ""
+    enforces_limits: bool = False
+    checks_partitions: bool = False
+    rewrites_jobs: bool = False
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All that a scheduler tells.
+    """All that a scheduler reports.
 
     Attributes:
         associations: the accounts of this user.
-        enforces_limits: whether those of accounts and QoS hold.
-        rewrites_jobs: the site has a plugin that may change a job's account, QoS and partition when it is submitted.
         partition_word: how the scheduler's users call one: partition or queue.
         unanswered: commands that are missing, failed, or printed something else. Their parts are empty.
     """
@@ -102,21 +119,29 @@ class Inventory:
     nodes: tuple[NodeGroup, ...] = ()
     associations: tuple[Association, ...] = ()
     qos: Mapping[str, QoS] = field(default_factory=dict)
-    enforces_limits: bool = False
-    rewrites_jobs: bool = False
+    rules: Rules = Rules()
     partition_word: str = "partition"
     unanswered: tuple[str, ...] = ()
 
     def partitions_of(self, names: str | None) -> list[Partition]:
         """Return those that a job with this option may go to: one name, several with commas, None for the default."""
         words = (names or "").split(",")
-        asked = [part for part in self.partitions if (part.name in words if names else part.is_default)]
-        passed_on = {name for part in asked for name in part.destinations}
-        return [part for part in asked if not part.destinations] + [
+        requested = [part for part in self.partitions if (part.name in words if names else part.is_default)]
+        passed_on = {name for part in requested for name in part.destinations}
+        return [part for part in requested if not part.destinations] + [
             part for part in self.partitions if part.name in passed_on
         ]
 
-    def nodes_of(self, partitions: list[Partition]) -> list[NodeGroup]:
+    def nodes_of(self, partitions: Sequence[Partition]) -> list[NodeGroup]:
         """Return the groups of nodes of these partitions."""
         names = {partition.name for partition in partitions}
         return [group for group in self.nodes if group.partition in names]
+
+
+def parse_seconds(text: str) -> int | None:
+    """Return the seconds of a limit as schedulers print it: D-HH:MM:SS, HH:MM:SS or MM:SS; None: no limit."""
+    if text.lower() in ("infinite", "unlimited", "n/a", "none", ""):
+        return None
+    days, _, clock = text.rpartition("-")
+    hours, minutes, seconds = ([0, 0] + [int(part) for part in clock.split(":")])[-3:]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

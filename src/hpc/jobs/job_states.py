@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpc.config.errors import ExitCode
 
 QUERY_COMMAND = {"slurm": "squeue", "pbs": "qstat"}
+CHANGES_ANSWERS = re.compile("(SQUEUE|SACCT|SINFO|SCONTROL)_|SLURM_CLUSTERS$")  # variables of the environment
 TIMEOUT_SECONDS = 20  # an overloaded scheduler counts as none
 # Slurm's names of final states. A job in any other state is pending or running.
 SLURM_END_STATES = {
@@ -111,19 +112,20 @@ def _query_pbs(jobs: set[str], owners: set[int]) -> dict[str, JobState] | None:
             return {} if not numbers else None
         is_one_unknown = re.search("Unknown Job|has finished", answer.stderr)  # it lists the others nevertheless
         if "job history" not in answer.stderr and (answer.returncode == 0 or is_one_unknown):
-            jobs_of_owners = _select_owned(parse_dsv(answer.stdout), owners)
+            known = {name.split(".")[0]: fields for name, fields in parse_dsv(answer.stdout).items()}
+            jobs_of_owners = _select_owned(known, owners)
             return {number: _pbs_state(job) for number, job in jobs_of_owners.items()}
     return None
 
 
 def parse_dsv(text: str, prefix: str = "Job Id: ") -> dict[str, dict[str, str]]:
-    """Parse one item per line: `Job Id: 17.server|job_state=R|resources_used.mem=3gb`, where \\| is a | in a value."""
+    """Parse lines such as `Job Id: 17.server|job_state=R|comment=a \\| b` into fields by the name of each item."""
     items = {}
     for line in text.split("\n"):
         name, *fields = re.findall(r"(?:\\.|[^|])+", line) or [""]
         if name.startswith(prefix):
             pairs = (re.sub(r"\\([|\\])", r"\1", field).partition("=") for field in fields)
-            items[name.removeprefix(prefix).split(".")[0]] = {key: value for key, _, value in pairs}
+            items[name.removeprefix(prefix)] = {key: value for key, _, value in pairs}
     return items
 
 
@@ -152,8 +154,8 @@ def _pbs_state(job: dict[str, str]) -> JobState:
 
 def run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
     """Run a command of the scheduler. Return None if it cannot be started or does not answer in time."""
-    # Users' own SQUEUE_FORMAT2 or SQUEUE_PARTITION would change the answer.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}
+    # Users' own SQUEUE_FORMAT2, SINFO_PARTITION or SLURM_CLUSTERS would change the answer.
+    environ = {key: value for key, value in os.environ.items() if not CHANGES_ANSWERS.match(key)}
     try:
         return subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",

@@ -4,42 +4,51 @@ The forms that are asked for are the same in all versions: `scontrol --oneliner`
 sinfo and sacctmgr are named. Their JSON has other keys in each version, and 22.05 has none for most of it.
 """
 
+import grp
+import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from hpc.jobs.inventory import Association, Inventory, Limits, NodeGroup, Partition, QoS
+from hpc.jobs.inventory import Association, Inventory, Limits, NodeGroup, Partition, QoS, Rules, parse_seconds
 from hpc.jobs.job_states import run_command, user_name
 
 # Also what is hidden from this user. sinfo: equal nodes only, as otherwise "8+" stands for 8 and 16 CPUs.
 PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
-NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%P|%D|%c|%z|%m|%G|%f|%N")
-ASSOCIATION_COLUMNS = "Account,Partition,DefaultQOS,QOS,MaxWall,MaxTRES,GrpTRES"
-QOS_COLUMNS = "Name,Flags,MaxWall,MaxTRES,MaxTRESPU,GrpTRES"
-GPU = re.compile(r"\bgpu(?::([^:,()]+))?:(\d+)")  # gpu:4, gpu:a100:4(S:0-1)
-NO_LIMIT = ("infinite", "unlimited", "n/a", "none", "")
+NODES = ("sinfo", "--all", "--exact", "--noconvert", "--noheader", "--format=%P|%D|%c|%z|%m|%G|%f|%N")
+RULES = ("scontrol", "show", "config")
+ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where")
+ASSOCIATION_COLUMNS = "format=Cluster,Account,Partition,DefaultQOS,QOS,MaxWall,MaxTRES,GrpTRES"
+QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,Flags,MaxWall,MaxTRES,MaxTRESPU,GrpTRES")
+GPU_GRES = re.compile(r"\bgpu(?::([^:,()]+))?(?::no_consume)?:(\d+)")  # gpu:4, gpu:a100:4(S:0-1)
+# What is not known may be so: then limits that these would lift are not compared.
+UNKNOWN_RULES = Rules(checks_partitions=True, rewrites_jobs=True)
 
 
 def query(*, uid: int) -> Inventory:
-    """Return what Slurm tells this user. Each command is asked once, all at the same time."""
-    table = ("sacctmgr", "--noheader", "--parsable2", "show")
-    name = user_name(uid)
+    """Return what Slurm reports to this user. Each command is asked once, all at the same time."""
     questions: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
         "partitions": (PARTITIONS, parse_partitions),
         "nodes": (NODES, parse_nodes),
-        "rules": (("scontrol", "show", "config"), parse_rules),
-        "qos": ((*table, "qos", f"format={QOS_COLUMNS}"), parse_qos),
+        "rules": (RULES, parse_rules),
+        "qos": (QOS, parse_qos),
     }
-    if name:
-        command = (*table, "associations", "where", f"user={name}", f"format={ASSOCIATION_COLUMNS}")
-        questions["associations"] = (command, parse_associations)
+    if name := user_name(uid):
+        questions["associations"] = ((*ASSOCIATIONS, f"user={name}", ASSOCIATION_COLUMNS), parse_associations)
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = dict(zip(questions, pool.map(_ask, questions.values()), strict=True))
-    unanswered = {questions[part][0][0] for part, answer in answers.items() if answer is None}
-    rules = answers.pop("rules") or {}
-    known = {part: answer for part, answer in answers.items() if answer is not None}
-    return Inventory(**known, **rules, unanswered=tuple(sorted(unanswered)))
+    answered = {part: answer for part, answer in answers.items() if answer is not None}
+    unanswered = {questions[part][0][0] for part in questions if part not in answered}
+    inventory = Inventory(**{"rules": UNKNOWN_RULES} | answered, unanswered=tuple(sorted(unanswered)))
+    return _of_this_cluster(inventory)
+
+
+def _of_this_cluster(inventory: Inventory) -> Inventory:
+    """Return an inventory without this user's accounts on other clusters of the same database."""
+    name = inventory.rules.cluster
+    return replace(inventory, associations=tuple(item for item in inventory.associations if name in ("", item.cluster)))
 
 
 def _ask(question: tuple[tuple[str, ...], Callable[[str], Any]]) -> Any:
@@ -50,18 +59,21 @@ def _ask(question: tuple[tuple[str, ...], Callable[[str], Any]]) -> Any:
         return None
     try:
         return parse(answer.stdout)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, IndexError):
         return None
 
 
-def parse_rules(text: str) -> dict[str, bool]:
-    """Return two fields of `Inventory` from what scontrol prints of Slurm's configuration."""
+def parse_rules(text: str) -> Rules:
+    """Return the settings in what scontrol prints of Slurm's configuration."""
     values = dict(re.findall(r"(?m)^(\w+)\s*=\s*(\S+)", text))
     enforced = values.get("AccountingStorageEnforce", "").lower().split(",")
-    return {
-        "enforces_limits": bool({"limits", "safe", "all"} & set(enforced)),
-        "rewrites_jobs": values.get("JobSubmitPlugins", "(null)") != "(null)",
-    }
+    plugins = [values.get(key, "(null)") for key in ("JobSubmitPlugins", "CliFilterPlugins")]
+    return Rules(
+        cluster=values.get("ClusterName", ""),
+        enforces_limits=bool({"limits", "safe", "all"} & set(enforced)),
+        checks_partitions=values.get("EnforcePartLimits", "NO") != "NO",
+        rewrites_jobs=any(plugin != "(null)" for plugin in plugins),
+    )
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
@@ -76,23 +88,37 @@ def read_fields(line: str) -> dict[str, str]:
 
 
 def _partition(fields: Mapping[str, str]) -> Partition:
-    max_nodes, qos = fields["MaxNodes"], fields.get("QoS", "N/A")
+    max_nodes, qos, qos_names = fields["MaxNodes"], fields.get("QoS", "N/A"), fields.get("AllowQos", "ALL")
     return Partition(
         name=fields["PartitionName"],
         is_default=fields["Default"] == "YES",
         is_up=fields["State"] == "UP",
+        is_open=_is_open(fields),
+        is_preemptible=fields.get("PreemptMode", "OFF") != "OFF",
         max_seconds=parse_seconds(fields["MaxTime"]),
         min_nodes=int(fields["MinNodes"]),
-        max_nodes=None if max_nodes.lower() in NO_LIMIT else int(max_nodes),
+        max_nodes=None if max_nodes == "UNLIMITED" else int(max_nodes),
         is_exclusive=fields["OverSubscribe"] == "EXCLUSIVE",
-        qos=None if qos.lower() in NO_LIMIT else qos,
-        accounts=_names(fields.get("AllowAccounts", "ALL")),
-        qos_names=_names(fields.get("AllowQos", "ALL")),
+        qos=None if qos == "N/A" else qos.lower(),
+        qos_names=None if qos_names == "ALL" else frozenset(qos_names.lower().split(",")),
     )
 
 
-def _names(text: str) -> frozenset[str] | None:
-    return None if text == "ALL" else frozenset(text.split(","))
+def _is_open(fields: Mapping[str, str]) -> bool:
+    """Return whether this user may name a partition: a group may be needed, and hidden ones are not for all."""
+    groups = fields.get("AllowGroups", "ALL")
+    is_member = groups == "ALL" or bool(set(groups.split(",")) & _group_names())
+    return is_member and "YES" not in (fields.get("Hidden"), fields.get("RootOnly"))
+
+
+def _group_names() -> set[str]:
+    names = set()
+    for gid in {os.getgid(), *os.getgroups()}:
+        try:
+            names.add(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            continue
+    return names
 
 
 def parse_nodes(text: str) -> tuple[NodeGroup, ...]:
@@ -103,7 +129,7 @@ def parse_nodes(text: str) -> tuple[NodeGroup, ...]:
 def _node_group(line: str) -> NodeGroup:
     name, count, cpus, layout, memory, gres, features, names = (part.strip() for part in line.split("|"))
     gpus: dict[str, int] = {}
-    for kind, number in GPU.findall(gres):
+    for kind, number in GPU_GRES.findall(gres):
         gpus[kind] = gpus.get(kind, 0) + int(number)
     return NodeGroup(
         partition=name.rstrip("*"),
@@ -118,7 +144,7 @@ def _node_group(line: str) -> NodeGroup:
 
 
 def query_node(name: str) -> dict[str, str]:
-    """Return the fields of a node; {} if Slurm does not tell them."""
+    """Return the fields of a node; {} if Slurm does not report them."""
     answer = run_command("scontrol", "--oneliner", "show", "node", name)
     return read_fields(answer.stdout) if answer and not answer.returncode else {}
 
@@ -133,41 +159,31 @@ def parse_associations(text: str) -> tuple[Association, ...]:
     """Return the accounts of a user in the output of sacctmgr. Raise `ValueError` if it has other columns."""
     associations = []
     for line in text.splitlines():
-        account, partition, default_qos, names, wall, per_job, of_group = line.split("|")
-        limits = Limits(parse_seconds(wall), _smallest(per_job, of_group))
+        cluster, account, partition, default_qos, names, wall, per_job, of_group = line.split("|")
         qos_names = frozenset(filter(None, names.split(",")))
-        default_qos = default_qos or ("normal" if "normal" in qos_names else "")  # as Slurm takes it
-        associations.append(Association(account, partition or None, default_qos or None, qos_names, limits))
+        if not default_qos and (len(qos_names) == 1 or "normal" in qos_names):  # as Slurm chooses it
+            default_qos = "normal" if "normal" in qos_names else min(qos_names)
+        limits = Limits(parse_seconds(wall), parse_smallest_limits(per_job, of_group))
+        associations.append(Association(account, partition or None, default_qos or None, qos_names, limits, cluster))
     return tuple(associations)
 
 
 def parse_qos(text: str) -> dict[str, QoS]:
     """Return each QoS in the output of sacctmgr. Raise `ValueError` if it has other columns."""
-    found = {}
+    all_qos = {}
     for line in text.splitlines():
-        name, flags, wall, *resources = line.split("|")
-        if len(resources) != 3:
-            raise ValueError(line)
-        found[name] = QoS(name, Limits(parse_seconds(wall), _smallest(*resources)), frozenset(flags.split(",")))
-    return found
+        name, flags, wall, per_job, per_user, of_group = line.split("|")
+        limits = Limits(parse_seconds(wall), parse_smallest_limits(per_job, per_user, of_group))
+        all_qos[name] = QoS(name, limits, frozenset(flags.split(",")))
+    return all_qos
 
 
-def _smallest(*texts: str) -> dict[str, int]:
+def parse_smallest_limits(*texts: str) -> dict[str, int]:
     """Return the smallest limit of each resource: that of a job, of all jobs of a user, of all jobs of the group.
 
-    A job that exceeds any of them alone waits for ever.
+    A job that exceeds any of them alone waits for ever. Limits with a unit, such as mem=100G, are left out.
     """
     limits: dict[str, int] = {}
     for name, number in re.findall(r"([a-z][\w/:.-]*)=(\d+)(?![\w.])", ",".join(texts)):
         limits[name] = min(int(number), limits.get(name, int(number)))
     return limits
-
-
-def parse_seconds(text: str) -> int | None:
-    """Return the seconds of a limit as Slurm prints it: D-HH:MM:SS, HH:MM:SS or MM:SS; None: no limit."""
-    if text.lower() in NO_LIMIT:
-        return None
-    days, _, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    hours, minutes, seconds = [0] * (3 - len(parts)) + parts
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -64,7 +64,7 @@ def main() -> int:
     facts += cluster_facts.collect(choice, inventory, scheduler=scheduler, probed=probed)
     if arguments.compare:
         lines = cluster_file.compare(existing, facts)
-        print("\n".join(lines) or f"{path} agrees with what the scheduler tells")
+        print("\n".join(lines) or f"{path} has no differences from what the scheduler reports")
         return 1 if lines else 0
     write_files(path, facts, choice=choice, choices=choices, word=word)
     if probed and node_probe.is_other_machine(probed):
@@ -85,7 +85,7 @@ def _read_existing(path: Path, *, is_wanted: bool) -> dict[str, Any]:
     try:
         keys = OmegaConf.to_container(load_yaml(path))
     except YAML_ERRORS as error:
-        raise ConfigError(str(path), None, f"cannot be read: {errors.first_line(error)}", "mend it") from None
+        raise ConfigError(str(path), None, f"cannot be read: {errors.first_line(error)}", "correct the YAML") from None
     return {str(key): value for key, value in keys.items()} if isinstance(keys, dict) else {}
 
 
@@ -107,7 +107,7 @@ def ask_scheduler() -> tuple[str, Inventory]:
             return name, inventory
         unanswered += inventory.unanswered
     if unanswered:
-        rule = f"{errors.join_names(unanswered)} told nothing that can be read about partitions and nodes"
+        rule = f"{errors.join_names(unanswered)} gave no usable answer about partitions and nodes"
         raise ConfigError("The cluster", None, rule, "the same again, in some minutes, or a file by hand")
     rule = "must be on this machine's PATH, as they are on a login node of a cluster"
     raise ConfigError("sbatch or qsub", None, rule, "ssh to a login node, then this command again")
@@ -121,16 +121,17 @@ def login_host() -> str:
 
 def slurm_choice(choice: Choice) -> Choice:
     """Return a choice with the CPUs and the memory that jobs may use: a site may keep some of each for itself."""
-    return cluster_facts.with_usable(choice, slurm_inventory.query_node(choice.nodes.example))
+    return cluster_facts.subtract_reserved(choice, slurm_inventory.query_node(choice.nodes.example))
 
 
 def _job_options(choice: Choice, scheduler: str, arguments: argparse.Namespace) -> list[str]:
     """Return the options of a job that looks at a node of the choice."""
-    account = [arguments.account] if arguments.account else []
     if scheduler == "slurm":
         gpu = ":".join(filter(None, ["gpu", choice.gpu_type, "1"]))
-        return [f"--partition={choice.partition.name}", f"--gres={gpu}", *(f"--account={name}" for name in account)]
-    return ["-q", choice.partition.name, "-l", "select=1:ncpus=1:ngpus=1", *["-A"][: len(account)], *account]
+        options = [f"--partition={choice.partition.name}", f"--gres={gpu}"]
+        return [*options, f"--account={arguments.account}"] if arguments.account else options
+    options = ["-q", choice.partition.name, "-l", "select=1:ncpus=1:ngpus=1"]
+    return [*options, "-A", arguments.account] if arguments.account else options
 
 
 def write_files(path: Path, facts: Sequence[Fact], *, choice: Choice, choices: Sequence[Choice], word: str) -> None:
@@ -144,7 +145,7 @@ def write_files(path: Path, facts: Sequence[Fact], *, choice: Choice, choices: S
         write_atomically(path.with_suffix(".sh"), cluster_file.render_modules([shlex.quote(word) for word in modules]))
         print(f"wrote {path.with_suffix('.sh')}")
     for fact in facts:
-        if fact.value is None:
+        if fact.source.startswith("unknown"):
             print(f"{fact.key}: {fact.source}")
 
 

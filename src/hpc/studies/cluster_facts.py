@@ -4,15 +4,19 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hpc.config.errors import ConfigError, join_names
-from hpc.config.walltime import format_walltime
+from hpc.config.sections import ClusterConfig
+from hpc.config.walltime import format_walltime, walltime_seconds
 from hpc.jobs import hardware
 from hpc.jobs.inventory import Inventory, NodeGroup, Partition
 from hpc.studies.node_probe import ProbedNode
+from hpc.submit.node_limits import GPU_TYPE
 
-A_FEW = 4  # nodes, as trainer=ddp_4node needs; some sites' default partition is one node for tests
-SHORTEST_DEFAULT_SECONDS = 3600  # cluster.time, if the file does not set it
+MIN_NODES_OF_DEFAULT = 4  # as trainer=ddp_4node needs; some sites' default partition is one node for tests
+GPU_SLICE = re.compile(r"\dg\.\d+gb")  # in the type of a part of a GPU (MIG): a100_1g.5gb
+DEFAULT_SECONDS = walltime_seconds("cluster.time", ClusterConfig.time)  # if the file does not set it
 
 
 @dataclass(frozen=True)
@@ -51,29 +55,55 @@ class Choice:
 
 
 def list_choices(inventory: Inventory) -> list[Choice]:
-    """Return all nodes with GPUs: first those of the default partition if it has a few, then by the number of GPUs."""
+    """Return all nodes with GPUs, the best choice first.
+
+    Last are partitions that this user may not name. Of the others, those whose jobs make room for others, and slices of
+    GPUs, come after those that do not; then the default partition if it has a few nodes, then the most GPUs.
+    """
     choices = [
-        Choice(_as_one(partition, inventory), group, kind, count)
+        Choice(merge_destination_limits(partition, inventory), group, kind, count)
         for partition in inventory.partitions
-        if partition.is_up and partition.is_direct
-        for group in _distinct(inventory.nodes_of(inventory.partitions_of(partition.name)))
+        if partition.is_up
+        for group in merge_similar(inventory.nodes_of(inventory.partitions_of(partition.name)))
         for kind, count in group.gpus.items()
         if count
     ]
-
-    def rank(choice: Choice) -> tuple[bool, int]:
-        num_nodes = min(choice.nodes.num_nodes, choice.partition.max_nodes or choice.nodes.num_nodes)
-        return choice.partition.is_default and num_nodes >= A_FEW, choice.nodes.num_nodes * choice.num_gpus
-
-    return sorted(choices, key=rank, reverse=True)
+    return sorted(choices, key=_rank, reverse=True)
 
 
-def _distinct(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Return each group of nodes once, also if it belongs to several queues."""
-    return list({group.example: group for group in groups}.values())
+def _rank(choice: Choice) -> tuple[bool, bool, bool, int]:
+    partition, num_nodes = choice.partition, choice.nodes.num_nodes
+    is_usual = partition.is_default and min(num_nodes, partition.max_nodes or num_nodes) >= MIN_NODES_OF_DEFAULT
+    is_whole = not partition.is_preemptible and not GPU_SLICE.search(choice.gpu_type)
+    return partition.is_open, is_whole, is_usual, num_nodes * choice.num_gpus
 
 
-def _as_one(partition: Partition, inventory: Inventory) -> Partition:
+def merge_similar(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """Return groups of nodes with the same CPUs and GPUs: their smallest memory, and the features that all have.
+
+    Nodes of one kind may differ by some MiB and by the names of racks. A feature that names a GPU tells kinds apart.
+    """
+    merged: dict[Any, NodeGroup] = {}
+    distinct = {group.example: group for group in groups}  # a node may be of several queues that a job is passed on to
+    for group in distinct.values():
+        models = frozenset(word for word in group.features if gpu_names(word))
+        kind = (group.cpus, group.threads_per_core, tuple(sorted(group.gpus.items())), models)
+        other = merged.get(kind, replace(group, num_nodes=0))
+        merged[kind] = replace(
+            other,
+            num_nodes=other.num_nodes + group.num_nodes,
+            memory_mb=min(other.memory_mb, group.memory_mb),
+            features=other.features & group.features,
+        )
+    return list(merged.values())
+
+
+def gpu_names(word: str) -> list[str]:
+    """Return the names in hardware.yaml for which a feature may stand; on PBS it is "resource=value"."""
+    return hardware.names_of_type(word.partition("=")[2] or word)
+
+
+def merge_destination_limits(partition: Partition, inventory: Inventory) -> Partition:
     """Return a partition; a queue that passes jobs on gets the limits of the most generous of its destinations."""
     if not partition.destinations:
         return partition
@@ -104,21 +134,20 @@ def choose(choices: Sequence[Choice], *, partition: str | None, gpu_type: str | 
     suitable = [choice for choice in of_partition if gpu_type in (None, choice.gpu_type)]
     if not suitable:
         kinds = sorted({choice.gpu_type for choice in of_partition if choice.gpu_type})
-        rule = (
-            f"must be one of the types that {word} {of_partition[0].partition.name} has: {join_names(kinds) or 'none'}"
-        )
+        where = f"{word} {of_partition[0].partition.name}"
+        rule = f"must be one of the types that {where} has: {join_names(kinds) or 'none'}"
         raise ConfigError("--gpu", gpu_type, rule, f"--gpu {kinds[0]}" if kinds else "leave --gpu out")
     return suitable[0]
 
 
-def with_usable(choice: Choice, node: Mapping[str, str]) -> Choice:
-    """Return a choice with the CPUs and the memory of a node that jobs may use.
+def subtract_reserved(choice: Choice, node: Mapping[str, str]) -> Choice:
+    """Return a choice without the CPUs and the memory of a node that the site keeps for itself.
 
     Args:
         node: fields of `scontrol show node`; CPUEfctv since Slurm 22.05.
     """
-    kept_cpus = int(node.get("CoreSpecCount", 0)) * choice.nodes.threads_per_core
-    cpus = int(node.get("CPUEfctv", choice.nodes.cpus - kept_cpus))
+    reserved_cpus = int(node.get("CoreSpecCount", 0)) * choice.nodes.threads_per_core
+    cpus = int(node.get("CPUEfctv", choice.nodes.cpus - reserved_cpus))
     memory_mb = choice.nodes.memory_mb - int(node.get("MemSpecLimit", 0))
     return replace(choice, nodes=replace(choice.nodes, cpus=cpus, memory_mb=memory_mb))
 
@@ -136,11 +165,12 @@ def collect(choice: Choice, inventory: Inventory, *, scheduler: str, probed: Pro
     facts = []
     if not partition.is_default:
         facts += [Fact("partition", partition.name, partitions)]
-    facts += (qos := list(_qos_facts(partition, inventory)))
+    qos = list(_qos_facts(partition, inventory))
+    facts += qos
     if constraint := _distinguishing_feature(choice, inventory):
         facts += [Fact("constraint", constraint, f"{nodes}: only these of its nodes have it")]
     longest = _longest_seconds(partition, qos, inventory)
-    if longest < SHORTEST_DEFAULT_SECONDS:
+    if longest < DEFAULT_SECONDS:
         facts += [Fact("time", format_walltime(int(longest)), "the longest time of a job")]
     cores = group.cpus // choice.num_gpus
     threads = f", {group.threads_per_core} hardware threads of a core" if group.threads_per_core > 1 else ""
@@ -154,9 +184,9 @@ def collect(choice: Choice, inventory: Inventory, *, scheduler: str, probed: Pro
         facts += [Fact("whole_nodes", True, f"{partitions}: nodes are not shared")]
     else:
         facts += [Fact("memory_gb", group.memory_mb // 1024, f"{nodes}: {group.memory_mb} MiB of a node")]
-    ask = "unknown: --job looks at a node"
+    ask = "unknown; --job starts a short job that finds it"
     known = probed or ProbedNode()
-    facts += [Fact("network_gbs", known.network_gbs, job if known.network_gbs else f"{ask}; plan.py needs it")]
+    facts += [Fact("network_gbs", known.network_gbs, job if known.network_gbs else f"{ask}, and plan.py needs it")]
     facts += [Fact("interface", known.interface, job if known.interface else f"{ask}; null: NCCL and Gloo choose")]
     return facts
 
@@ -174,8 +204,9 @@ def _qos_facts(partition: Partition, inventory: Inventory) -> Iterator[Fact]:
 
 
 def _longest_seconds(partition: Partition, qos: Sequence[Fact], inventory: Inventory) -> float:
-    """Return the longest time of a job in the partition, with the QoS that it must name."""
-    of_qos = [inventory.qos[str(fact.value)].limits.max_seconds for fact in qos if str(fact.value) in inventory.qos]
+    """Return the longest time of a job in the partition, with the QoS that it must name, or the user's default one."""
+    names = [str(fact.value) for fact in qos] or [item.default_qos or "" for item in inventory.associations[:1]]
+    of_qos = [inventory.qos[name].limits.max_seconds for name in names if name in inventory.qos]
     return min((limit for limit in [partition.max_seconds, *of_qos] if limit is not None), default=math.inf)
 
 
@@ -184,9 +215,8 @@ def _distinguishing_feature(choice: Choice, inventory: Inventory) -> str | None:
 
     GPUs with a type need none: the job's request names the type.
     """
-    others = [
-        group for group in inventory.nodes_of([choice.partition]) if group != choice.nodes and any(group.gpus.values())
-    ]
+    groups = merge_similar(inventory.nodes_of(inventory.partitions_of(choice.partition.name)))
+    others = [group for group in groups if group.example != choice.nodes.example and any(group.gpus.values())]
     if choice.gpu_type or not others:
         return None
     shared = frozenset(feature for group in others for feature in group.features)
@@ -201,11 +231,11 @@ def _gpu_fact(choice: Choice, probed: ProbedNode | None, source: str) -> Fact:
             return Fact("gpu", gpu.name, f"{probed.gpu}, as a job has seen it on a node")
         return Fact("gpu", None, f"{probed.gpu}, which hpc/jobs/hardware.yaml does not have; plan.py needs it")
     words = [choice.gpu_type] if choice.gpu_type else sorted(choice.nodes.features)
-    names = sorted({name for word in words for name in hardware.names_of_type(word)})
+    names = sorted({name for word in words for name in gpu_names(word)})
     if len(names) == 1:
         return Fact("gpu", names[0], f"{source}: {join_names(words)}")
     told = f"one of {join_names(names)}" if names else f"the nodes have {join_names(words) or 'no features'}"
-    return Fact("gpu", None, f"unknown, {told}: --job looks at a node; plan.py needs it")
+    return Fact("gpu", None, f"unknown, {told}; --job starts a short job that finds it, and plan.py needs it")
 
 
 def _request_fact(choice: Choice, scheduler: str, source: str) -> Fact:
@@ -217,5 +247,5 @@ def _request_fact(choice: Choice, scheduler: str, source: str) -> Fact:
 
 def is_same_request(one: str, other: str) -> bool:
     """Return whether two requests name the same type of GPU, or one of them names none."""
-    kinds = [re.findall(r"(?:gpu:|gpus-per-node=)([A-Za-z][\w.-]*)", text) for text in (one, other)]
+    kinds = [GPU_TYPE.findall(text) for text in (one, other)]
     return not all(kinds) or kinds[0] == kinds[1]

@@ -19,7 +19,9 @@ SCRIPT = """\
 uname -m | sed 's/^/machine /'
 { nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | sed 's/^/gpu /'; } 2>/dev/null
 { rocm-smi --showproductname | sed -n 's/.*Card [Ss]eries:[[:space:]]*/gpu /p' | head -n 1; } 2>/dev/null
-for file in /sys/class/infiniband/*/ports/*/rate; do [ ! -e "$file" ] || sed 's/^/adapter /' "$file"; done
+for port in /sys/class/infiniband/*/ports/*; do
+    { ! grep -q ACTIVE "$port/state" || sed 's/^/adapter /' "$port/rate"; } 2>/dev/null
+done
 for file in /sys/class/net/hsn*/speed; do [ ! -e "$file" ] || sed 's/^/megabits /' "$file"; done
 ip -brief -4 address 2>/dev/null | sed 's/^/interface /'
 """
@@ -93,7 +95,7 @@ def parse(output: str) -> ProbedNode:
     adapters = [float(match[1]) for line in seen.get("adapter", []) if (match := re.match(r"(\d+) Gb/sec", line))]
     adapters += [int(line) / 1000 for line in seen.get("megabits", []) if line.isdecimal()]
     names = [line.split()[0].partition("@")[0] for line in seen.get("interface", [])]
-    fast = sorted(name for name in names if re.match(r"(hsn|ib)\d", name))
+    fast = sorted(name for name in names if re.match(r"(hsn|ib)[a-z]*\d", name))
     return ProbedNode(
         gpu=next(iter(seen.get("gpu", [])), None),
         network_gbs=sum(adapters) / 8 or None,

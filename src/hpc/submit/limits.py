@@ -1,4 +1,4 @@
-"""Compare a job with the limits that a scheduler tells: what it can never be given, key by key. Pure."""
+"""Compare a job with the limits that a scheduler reports: what it can never be given, key by key. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,57 +12,62 @@ from hpc.jobs.job import Job
 
 # Flags of a QoS: limits of a partition that it lifts, and that its own come first (Slurm: resource_limits, sacctmgr).
 TIME_FLAG, NODES_FLAG, MIN_NODES_FLAG = "PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"
+LIFTING_FLAGS = frozenset({TIME_FLAG, NODES_FLAG, MIN_NODES_FLAG})
 FIRST_FLAG = "OverPartQOS"
 
 
-def problems(job: Job, inventory: Inventory) -> list[ConfigError]:
+def problems(job: Job, inventory: Inventory, *, is_accepted: bool) -> list[ConfigError]:
     """Return why the job would wait for ever, one error for each key; none if it may start in one of its partitions.
 
-    Slurm takes such a job, unless the site has set EnforcePartLimits or the flag DenyOnLimit.
+    Accounts are not compared: Slurm itself rejects a wrong one, and an allowed account stands for those below it.
+
+    Args:
+        is_accepted: whether sbatch would take the job; then limits that it checks itself are not compared.
     """
-    lifted: frozenset[str] = frozenset()
-    if inventory.rewrites_jobs:  # which account and QoS the job will have is not known
-        lifted = lifted.union(*(qos.flags for qos in inventory.qos.values()))
-        job, inventory = (
-            replace(job, account=None, qos=None),
-            replace(inventory, associations=(), enforces_limits=False),
-        )
+    if is_accepted and inventory.rules.checks_partitions:
+        inventory = replace(inventory, partitions=tuple(map(_without_limits, inventory.partitions)))
+    if inventory.rules.rewrites_jobs:  # which account and QoS the job will have is not known
+        job = replace(job, account=None, qos=None)
+        inventory = replace(inventory, associations=(), rules=replace(inventory.rules, enforces_limits=False))
+    job = replace(job, account=job.account and job.account.lower(), qos=job.qos and job.qos.lower())  # as Slurm does
     of_job = [item for item in inventory.associations if job.account in (None, item.account)]
-    partitions = sorted(inventory.partitions_of(job.partition), key=_generosity, reverse=True)
+    partitions = sorted(inventory.partitions_of(job.partition), key=_limit_key, reverse=True)
     pairs = product(partitions, of_job or [None])
-    answers = (list(_pair_problems(job, partition, account, inventory, lifted)) for partition, account in pairs)
+    answers = (list(_pair_problems(job, partition, account, inventory)) for partition, account in pairs)
     return min(answers, key=len, default=[])
 
 
-def _generosity(partition: Partition) -> tuple[float, float]:
-    """Return by how much a partition allows: of several, the problems of the most generous one are told."""
+def _without_limits(partition: Partition) -> Partition:
+    return replace(partition, max_seconds=None, max_nodes=None, min_nodes=0, qos_names=None)
+
+
+def _limit_key(partition: Partition) -> tuple[float, float]:
+    """Return the limits of a partition: of several, the problems of the most generous one are reported."""
     return partition.max_nodes or math.inf, partition.max_seconds or math.inf
 
 
 def _pair_problems(
-    job: Job, partition: Partition, association: Association | None, inventory: Inventory, lifted: frozenset[str]
+    job: Job, partition: Partition, association: Association | None, inventory: Inventory
 ) -> Iterator[ConfigError]:
-    """Yield what exceeds the limits of one partition for one account.
-
-    Args:
-        lifted: flags that the job's QoS may have.
-    """
-    account = job.account or (association and association.account)
+    """Yield what exceeds the limits of one partition for one account."""
     qos_name = job.qos or (association and association.default_qos)
     where = f"in {inventory.partition_word} {partition.name}"
-    for key, name, allowed in (
-        ("account", account, partition.accounts),
-        ("qos", qos_name, partition.qos_names),
-    ):
-        if name and allowed is not None and name not in allowed:
-            names = ", ".join(sorted(allowed))
-            rule = f"must be one of those that may be used {where}: {names}"
-            fix = f"cluster.{key}={sorted(allowed)[0]}, or another {inventory.partition_word}"
-            yield ConfigError(f"cluster.{key}", name, rule, fix)
+    if qos_name and partition.qos_names is not None and qos_name not in partition.qos_names:
+        names = ", ".join(sorted(partition.qos_names))
+        rule = f"must be one of those that may be used {where}: {names}"
+        fix = f"cluster.qos={min(partition.qos_names)}, or another {inventory.partition_word}"
+        yield ConfigError("cluster.qos", qos_name, rule, fix)
     qos = inventory.qos.get(qos_name or "")
-    yield from _partition_problems(job, partition, where, lifted | (qos.flags if qos else frozenset()))
-    if inventory.enforces_limits:
+    yield from _partition_problems(job, partition, where, qos.flags if qos else _possible_flags(qos_name, inventory))
+    if inventory.rules.enforces_limits:
         yield from _limit_problems(job, _ordered_limits(partition, qos, association, inventory.qos))
+
+
+def _possible_flags(qos_name: str | None, inventory: Inventory) -> frozenset[str]:
+    """Return the flags that a job's QoS may have if its name is not known, or nothing is known of it."""
+    if inventory.rules.rewrites_jobs and inventory.qos:
+        return frozenset().union(*(qos.flags for qos in inventory.qos.values()))
+    return LIFTING_FLAGS if qos_name or inventory.rules.rewrites_jobs else frozenset()
 
 
 def _partition_problems(job: Job, partition: Partition, where: str, flags: frozenset[str]) -> Iterator[ConfigError]:

@@ -10,8 +10,7 @@ from hpc.jobs.job import Job
 
 KEYS_OF_NODES = "trainer.devices, cluster.cores_per_gpu, cluster.memory_gb, cluster.constraint"
 MIB_PER_GIB = 1024  # Slurm's G of --mem is 1024 of its M
-# In --gres=gpu:a100:4 and --gpus-per-node=h100:4.
-GPU_TYPE = re.compile(r"(?:gpu:|gpus-per-node=)([A-Za-z][\w.-]*):\d")
+GPU_TYPE = re.compile(r"(?:gpu:|gpus-per-node=)([\w.-]+):")  # in --gres=gpu:a100:4 and --gpus-per-node=h100:4
 # Features that nodes must all have: `a&b` of Slurm, `a=1:b=2` of PBS. Other expressions are left to the scheduler.
 ALL_FEATURES = re.compile(r"[\w.=-]+(?:[&:][\w.=-]+)*")
 
@@ -32,7 +31,7 @@ def problems(job: Job, cluster: ClusterConfig, inventory: Inventory) -> list[Con
     most = max((count_nodes(suitable, part.name) for part in partitions), default=0)
     if job.nodes <= most:
         return []
-    rule = f"must be at most {most}: so many nodes {where} have all that each node of the job asks for"
+    rule = f"must be at most {most}, the number of nodes {where} with the requested CPUs, memory, GPUs and features"
     fix = f"trainer.num_nodes={most}" if most else f"smaller values of {KEYS_OF_NODES}"
     return [ConfigError("trainer.num_nodes", job.nodes, rule, fix)]
 
@@ -46,9 +45,13 @@ def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup], where:
     """Yield what each node of the job must have."""
     tasks = job.tasks_per_node * job.runs_per_node
     cpus_needed, cpus = count_cpus(job, cluster), max(group.cpus for group in groups)
-    rule = f"must be at most {cpus // tasks}, as {tasks} tasks share the {cpus} CPUs of a node {where}"
-    fix = f"cluster.cores_per_gpu={cpus // tasks}" if cpus >= tasks else f"trainer.devices={cpus}"
-    error = ConfigError("cluster.cores_per_gpu", job.cores_per_task, rule, fix)
+    if cpus >= tasks:
+        rule = f"must be at most {cpus // tasks}, as {tasks} tasks share the {cpus} CPUs of a node {where}"
+        fix = f"cluster.cores_per_gpu={cpus // tasks}"
+        error = ConfigError("cluster.cores_per_gpu", job.cores_per_task, rule, fix)
+    else:
+        rule = f"must be at most {cpus}, the CPUs of a node {where}"
+        error = ConfigError("trainer.devices", tasks, rule, f"trainer.devices={cpus}")
     yield (lambda group: group.cpus >= cpus_needed), error
     if job.memory_gb:
         memory_mb, most_gb = job.memory_gb * MIB_PER_GIB, max(group.memory_mb for group in groups) // MIB_PER_GIB
@@ -57,12 +60,28 @@ def _needs(job: Job, cluster: ClusterConfig, groups: Sequence[NodeGroup], where:
         yield (lambda group: group.memory_mb >= memory_mb), error
     if job.request and job.gpus_per_node and (cluster.scheduler == "slurm" or "ngpus=" in job.request):
         yield _gpu_need(job, job.request, groups, where)
-    if job.constraint and ALL_FEATURES.fullmatch(job.constraint):
-        features = frozenset(re.split("[&:]", job.constraint))
-        known = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"
-        rule = f"must name features of nodes {where}, which are {known}"
-        error = ConfigError("cluster.constraint", job.constraint, rule, "cluster.constraint=null, or one of these")
-        yield (lambda group: features <= group.features), error
+    if job.constraint and (error := _feature_error(job.constraint, groups, where)):
+        yield (lambda group: _required_features(job.constraint or "", groups) <= group.features), error
+
+
+def _required_features(constraint: str, groups: Sequence[NodeGroup]) -> frozenset[str]:
+    """Return the features that a node must have, as far as they can be compared.
+
+    Other expressions are left to the scheduler; so are, on PBS, resources that are no words of a node.
+    """
+    if not ALL_FEATURES.fullmatch(constraint):
+        return frozenset()
+    resources = {feature.partition("=")[0] for group in groups for feature in group.features}
+    words = re.split("[&:]", constraint)
+    return frozenset(word for word in words if "=" not in word or word.partition("=")[0] in resources)
+
+
+def _feature_error(constraint: str, groups: Sequence[NodeGroup], where: str) -> ConfigError | None:
+    if not _required_features(constraint, groups):
+        return None
+    known = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"
+    rule = f"must be features of nodes {where}: {known}"
+    return ConfigError("cluster.constraint", constraint, rule, "cluster.constraint=null, or one of these")
 
 
 def count_cpus(job: Job, cluster: ClusterConfig) -> int:

@@ -56,12 +56,36 @@ def test_nodes_belong_to_queues() -> None:
     assert (cpu.partition, cpu.num_nodes, cpu.cpus, cpu.gpus) == ("cpu", 2, 128, {"": 0})
 
 
+QUEUE = "Queue: q|queue_type=Execution|enabled=True|started=True\n"
+NODE = "Name={0}|sharing=default_shared|resources_available.host={1}|resources_available.ncpus=8|\
+resources_available.ngpus=2|resources_available.mem=1048576kb{2}\n"
+
+
 def test_parts_of_one_host_are_added_up() -> None:
-    line = "Name=h{}|sharing=default_shared|resources_available.host=h|resources_available.ncpus=8|"
-    line += "resources_available.ngpus=2|resources_available.mem=1048576kb\n"
-    queue = "Queue: q|queue_type=Execution|enabled=True|started=True\n"
-    (group,) = pbs_inventory.parse(queue, "", line.format("[0]") + line.format("[1]")).nodes
+    parts = NODE.format("h[0]", "h", "|resources_available.gputype=A100") + NODE.format("h[1]", "h", "")
+    (group,) = pbs_inventory.parse(QUEUE, "", parts).nodes
     assert (group.num_nodes, group.cpus, group.gpus, group.memory_mb) == (1, 16, {"": 4}, 2048)
+    assert group.features == {"gputype=A100"}
+
+
+def test_addresses_are_names() -> None:
+    nodes = "".join(NODE.format(f"10.0.0.{number}", f"10.0.0.{number}", "") for number in range(4))
+    (group,) = pbs_inventory.parse(QUEUE, "", nodes).nodes
+    assert group.num_nodes == 4
+
+
+def test_only_words_of_nodes_are_features() -> None:
+    more = "|resources_available.tier0=x3002-g0|resources_available.eagle_fs=True|resources_available.scratch=1tb"
+    (group,) = pbs_inventory.parse(QUEUE, "", NODE.format("h", "h", more)).nodes
+    assert group.features == {"tier0=x3002-g0"}
+    queue = QUEUE.replace("\n", "|default_chunk.mpiprocs=4|default_chunk.scratch=100gb\n")
+    assert pbs_inventory.parse(queue, "", NODE.format("h", "h", more)).nodes
+
+
+def test_a_queue_that_passes_jobs_to_another_server_has_no_known_limit() -> None:
+    queues = QUEUE + "Queue: r|queue_type=Route|route_destinations=q,far@other|enabled=True|started=True\n"
+    inventory = pbs_inventory.parse(queues, "", NODE.format("h", "h", ""))
+    assert list(feasibility.problems_on_pbs(job(partition="r", nodes=1000), CLUSTER, inventory)) == []
 
 
 @pytest.mark.parametrize(
@@ -71,6 +95,8 @@ def test_parts_of_one_host_are_added_up() -> None:
         (WHOLE, {"nodes": 4, "walltime_seconds": 21600}),
         (WHOLE, {"constraint": "system=polaris"}),
         (WHOLE, {"partition": "debug"}),
+        (WHOLE, {"partition": "main@other", "nodes": 1000}),  # of another server
+        (WHOLE, {"constraint": "host=p1:scratch=100gb:eagle_fs=true"}),  # left to PBS
         (SHARED, {"partition": "gpu"}),
         (SHARED, {"request": "ncpus=64", "gpus_per_node": 0}),
         (Inventory(), {"partition": "any", "nodes": 1000}),
@@ -106,16 +132,15 @@ REJECTED: list[tuple[Inventory, dict[str, Any], str]] = [
     (
         WHOLE,
         {"constraint": "system=aurora"},
-        "cluster.constraint must name features of nodes in queue small or medium, which are system=polaris; "
-        "got system=aurora.",
+        "cluster.constraint must be features of nodes in queue small or medium: system=polaris; got system=aurora.",
     ),
-    (WHOLE, {"partition": "gpu"}, "cluster.partition must be one that you may use on this cluster: small, medium, "),
+    (WHOLE, {"partition": "gpu"}, "cluster.partition must be a queue of this cluster: small, medium, "),
     (SHARED, {}, "cluster.request must not ask for such GPUs, as no node in queue cpu has any; got "),
     (
         SHARED,
         {"partition": "gpu", "nodes": 3},
-        "trainer.num_nodes must be at most 2: so many nodes in queue gpu have all that each node of the job asks for; "
-        "got 3.",
+        "trainer.num_nodes must be at most 2, the number of nodes in queue gpu with the requested CPUs, memory, "
+        "GPUs and features; got 3.",
     ),
     (
         SHARED,

@@ -90,7 +90,8 @@ def test_the_file_of_a_slurm_cluster(login: Login) -> None:
 
 def test_other_nodes_are_listed_and_can_be_chosen(login: Login) -> None:
     login.slurm()
-    login.desk.command("scontrol", f"[[ $* != *partition ]] || cat <<'END'\n{PARTITIONS.replace('DOWN', 'UP')}END")
+    partitions = PARTITIONS.replace("DOWN", "UP")
+    login.desk.command("scontrol", f"[[ $* != *partition ]] || cat <<'END'\n{partitions}END")
     assert login.type("mine") == 0
     assert "#   gpu: 2 nodes with 8 a100, at most 24:00:00, at most 4 nodes of a job\n" in login.file()
     assert "#   old: 2 nodes with 2 GPUs, at most 02:00:00\n" in login.file()
@@ -113,7 +114,7 @@ def test_loaded_modules_are_those_of_jobs(login: Login, monkeypatch: pytest.Monk
 def test_what_differs_from_a_file(login: Login) -> None:
     login.slurm()
     assert login.type("mine") == 0
-    assert login.type("mine", "--compare") == 0 and "agrees with" in login.out
+    assert login.type("mine", "--compare") == 0 and "has no differences" in login.out
     text = login.file().replace("cores_per_gpu: 4", "cores_per_gpu: 7").replace("gres=gpu:a100", "gpus-per-node=h100")
     (login.folder / "mine.yaml").write_text(text.replace("memory_gb: 62 ", "partition: gone\nmemory_gb: 62 "))
     assert login.type("mine", "--compare") == 1
@@ -151,7 +152,7 @@ def test_a_slurm_that_tells_nothing(login: Login, answer: str, monkeypatch: pyte
     login.slurm()
     login.desk.command("sinfo", answer)
     assert login.type("mine") == 2
-    assert "sinfo told nothing that can be read about partitions and nodes" in login.err
+    assert "sinfo gave no usable answer about partitions and nodes" in login.err
     assert not list(login.folder.iterdir())
 
 
@@ -243,10 +244,10 @@ a line that a module has printed
 
 def test_what_a_site_keeps_of_a_node_is_left_out() -> None:
     node = {"CPUEfctv": "14", "MemSpecLimit": "2000"}
-    assert cluster_facts.with_usable(choice(), node).nodes.cpus == 14
-    assert cluster_facts.with_usable(choice(), node).nodes.memory_mb == 62000
-    assert cluster_facts.with_usable(choice(), {"CoreSpecCount": "2"}).nodes.cpus == 12  # cores of two threads
-    assert cluster_facts.with_usable(choice(), {}) == choice()
+    assert cluster_facts.subtract_reserved(choice(), node).nodes.cpus == 14
+    assert cluster_facts.subtract_reserved(choice(), node).nodes.memory_mb == 62000
+    assert cluster_facts.subtract_reserved(choice(), {"CoreSpecCount": "2"}).nodes.cpus == 12  # cores of two threads
+    assert cluster_facts.subtract_reserved(choice(), {}) == choice()
 
 
 def test_of_two_kinds_in_one_partition_a_feature_tells_them_apart() -> None:
@@ -256,6 +257,35 @@ def test_of_two_kinds_in_one_partition_a_feature_tells_them_apart() -> None:
     best = cluster_facts.list_choices(inventory)[0]
     facts = {fact.key: fact.value for fact in cluster_facts.collect(best, inventory, scheduler="slurm", probed=None)}
     assert facts["constraint"] == "a100"
+
+
+def slurm_choices(partitions: str, nodes: str) -> list[Choice]:
+    both = slurm_inventory.parse_partitions(partitions), slurm_inventory.parse_nodes(nodes)
+    return cluster_facts.list_choices(Inventory(*both))
+
+
+def test_what_the_user_may_not_name_or_loses_or_is_a_slice_comes_last() -> None:
+    line, nodes = PARTITIONS.splitlines()[0], "{}|9|8|1:8:1|1|gpu:{}|x|{}1\n"
+    partitions = "".join(
+        line.replace("=gpu ", f"={name} ").replace("Default=YES", f"Default=NO {more}") + "\n"
+        for name, more in {
+            "maint": "Hidden=YES",
+            "owner": "AllowGroups=no-such-group",
+            "scavenge": "PreemptMode=REQUEUE",
+            "mig": "",
+            "gpu": "",
+        }.items()
+    ).replace("AllowGroups=ALL ", "")
+    sizes = {"maint": "8", "owner": "8", "scavenge": "8", "mig": "a100_1g.5gb:56", "gpu": "4"}
+    choices = slurm_choices(partitions, "".join(nodes.format(name, gpus, name) for name, gpus in sizes.items()))
+    assert choices[0].partition.name == "gpu"
+    assert {choice.partition.name for choice in choices[-2:]} == {"maint", "owner"}
+
+
+def test_nodes_that_differ_by_some_memory_or_a_rack_are_one_kind() -> None:
+    nodes = "".join(f"gpu*|1|8|1:8:1|{1000 + number}|gpu:4|rack{number},v100|g{number}\n" for number in range(1, 6))
+    (choice,) = slurm_choices(PARTITIONS, nodes)
+    assert (choice.nodes.num_nodes, choice.nodes.memory_mb, choice.nodes.features) == (5, 1001, {"v100"})
 
 
 def test_the_default_partition_comes_first_if_it_has_a_few_nodes() -> None:

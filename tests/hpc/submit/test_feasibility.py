@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from desk import Desk
-from test_limits import ASSOCIATIONS, NODES, PARTITIONS
+from test_limits import ASSOCIATIONS, NODES, PARTITIONS, QOS
 
 from hpc.jobs import job_states
 from hpc.submit import feasibility
@@ -19,7 +19,9 @@ def answers(desk: Desk, test_only: str, *, plugins: str = "(null)") -> None:
     config = f"AccountingStorageEnforce = limits\nJobSubmitPlugins = {plugins}"
     desk.command("scontrol", f"case $* in *partition) cat <<'END'\n{PARTITIONS}END\n;; *config) echo '{config}';; esac")
     desk.command("sinfo", f"cat <<'END'\n{NODES}END")
-    desk.command("sacctmgr", f"case $* in *associations*) cat <<'END'\n{ASSOCIATIONS}END\n;; esac")
+    desk.command(
+        "sacctmgr", f"case $* in *associations*) cat <<'END'\n{ASSOCIATIONS}END\n;; *) echo '{QOS.strip()}' ;; esac"
+    )
 
 
 def test_slurm_is_asked_about_the_script_that_it_gets(desk: Desk) -> None:
@@ -60,7 +62,7 @@ def test_facts_of_nodes_do_not_overrule_slurm(desk: Desk) -> None:
         (
             "allocation failure: Requested node configuration is not available",
             ["cluster.constraint=h100"],
-            "cluster.constraint must name features of nodes in partition gpu, which are a100, ib, large; got h100.",
+            "cluster.constraint must be features of nodes in partition gpu: a100, ib, large; got h100.",
         ),
         (
             "allocation failure: Invalid account or account/partition combination specified",
@@ -81,13 +83,12 @@ def test_facts_of_nodes_do_not_overrule_slurm(desk: Desk) -> None:
         (
             "sbatch: error: invalid partition specified: GPU\nallocation failure: Invalid partition name specified",
             ["cluster.partition=GPU"],
-            "cluster.partition must be one that you may use on this cluster: gpu, old, cpu; got GPU.",
+            "cluster.partition must be a partition of this cluster: gpu, old, cpu; got GPU.",
         ),
         (
-            "allocation failure: Requested node configuration is not available",
+            "allocation failure: Invalid license specification",
             [],
-            "sbatch: Slurm can never start this job, and says: Requested node configuration is not available. "
-            "Nothing is queued.",
+            "sbatch: Slurm can never start this job, and says: Invalid license specification. Nothing is queued.",
         ),
     ],
 )
@@ -98,8 +99,15 @@ def test_a_final_rejection_is_explained(desk: Desk, message: str, words: list[st
     assert not desk.runs() and not desk.noted("sbatch.argv")
 
 
-def test_what_may_pass_is_left_to_sbatch(desk: Desk) -> None:
-    answers(desk, "echo 'allocation failure: Required node not available (down, drained or reserved)' >&2; exit 1")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Required node not available (down, drained or reserved)",
+        "Requested node configuration is not available",  # said also if a node is drained
+    ],
+)
+def test_what_may_pass_is_left_to_sbatch(desk: Desk, message: str) -> None:
+    answers(desk, f"echo 'allocation failure: {message}' >&2; exit 1")
     assert desk.type(*WORDS) == 0
     assert len(desk.runs()) == 1 and "expects" not in desk.out
 
@@ -109,17 +117,30 @@ def test_what_may_pass_is_left_to_sbatch(desk: Desk) -> None:
     [
         "echo 'allocation failure: Unable to contact slurm controller (connect failure)' >&2; exit 1",
         "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
-        "exec sleep 60",
     ],
 )
-def test_a_scheduler_that_is_away_leaves_nothing_behind(
-    desk: Desk, answer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feasibility, "TEST_SECONDS", 1)
+def test_a_scheduler_that_is_away_leaves_nothing_behind(desk: Desk, answer: str) -> None:
     answers(desk, answer)
     assert desk.type(*WORDS) == 2
     assert desk.err.endswith("Nothing is queued.\n  Try: the same again, in some minutes\n")
     assert not desk.runs()
+
+
+def test_a_test_that_takes_too_long_is_no_reason(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feasibility, "TEST_SECONDS", 0.2)
+    answers(desk, "exec sleep 60")
+    assert desk.type(*WORDS) == 0
+    assert "note: sbatch --test-only has not answered within 0.2 seconds" in desk.err and len(desk.runs()) == 1
+
+
+def test_a_job_for_another_cluster_is_not_compared_with_this_one(desk: Desk) -> None:
+    answers(desk, 'echo "sbatch: Job 5 to start at 2030-01-02T03:04:05"')
+    assert desk.type(*WORDS, "trainer.num_nodes=8", "cluster.options=['--clusters=other']") == 0
+
+
+def test_a_start_in_another_form_is_not_printed(desk: Desk) -> None:
+    answers(desk, 'echo "sbatch: Job 5 to start at 12/24-03:04:05"')
+    assert desk.type(*WORDS) == 0 and "expects" not in desk.out
 
 
 @pytest.mark.parametrize("answer", ["exec sleep 60", "exit 1", "echo 'gpu up 8 idle'", 'rm -- "$0"; exit 127'])
@@ -132,7 +153,9 @@ def test_without_an_answer_to_compare_with_sbatch_decides(
         desk.command(name, answer)
     assert desk.type(*WORDS, "trainer.num_nodes=8") == 0
     assert len(desk.runs()) == 1
-    assert desk.err.startswith("note: scontrol and sinfo told nothing that can be read, so not all limits")
+    assert desk.err.startswith(
+        "note: scontrol and sinfo gave no usable answer, so some limits of the cluster were not checked"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from hpc.config.sections import ClusterConfig
 from hpc.jobs import slurm_inventory
-from hpc.jobs.inventory import Inventory, Limits, QoS
+from hpc.jobs.inventory import Inventory, Limits, QoS, Rules, parse_seconds
 from hpc.jobs.job import Job
 from hpc.submit import limits, node_limits
 
@@ -26,13 +26,14 @@ gpu*|2|16|2:4:2|128000|gpu:a100:8(S:0-1)|a100,ib,large|g[9-10]
 old|2|8|8:1:1|32000|gpu:2|old|o1,p[7-9]
 cpu|100|128|2:64:1|256000|(null)|(null)|c001
 """
-ASSOCIATIONS = "science|||debug,normal||cpu=4000|\nother|gpu||long|12:00:00||gres/gpu=64\n"
+ASSOCIATIONS = "test|science|||debug,normal||cpu=4000|\ntest|other|gpu||long,x|12:00:00||gres/gpu=64\n"
+QOS = "normal|||||\n"
 INVENTORY = Inventory(
     slurm_inventory.parse_partitions(PARTITIONS),
     slurm_inventory.parse_nodes(NODES),
     slurm_inventory.parse_associations(ASSOCIATIONS),
-    {},
-    enforces_limits=True,
+    slurm_inventory.parse_qos(QOS),
+    Rules(enforces_limits=True),
 )
 CLUSTER = ClusterConfig(name="mine", scheduler="slurm", memory_gb=60)
 
@@ -53,8 +54,8 @@ def test_partitions_are_read_as_scontrol_prints_them() -> None:
     assert (gpu.name, gpu.is_default, gpu.is_up, gpu.max_seconds, gpu.min_nodes, gpu.max_nodes) == (
         "gpu", True, True, 86400, 0, 4,
     )  # fmt: skip
-    assert (gpu.qos, gpu.accounts, gpu.qos_names, gpu.is_exclusive) == (None, None, None, False)
-    assert (old.qos, old.accounts, old.qos_names) == ("part", {"science", "other"}, {"normal", "debug"})
+    assert (gpu.qos, gpu.qos_names, gpu.is_exclusive, gpu.is_open) == (None, None, False, True)
+    assert (old.qos, old.qos_names, old.is_open) == ("part", {"normal", "debug"}, False)  # it is hidden
     assert (old.is_default, old.is_up, old.is_exclusive, old.max_seconds, old.max_nodes) == (
         False, False, True, 7200, None,
     )  # fmt: skip
@@ -105,7 +106,7 @@ def test_other_columns_are_not_guessed(parse: Any, text: str) -> None:
     [("infinite", None), ("UNLIMITED", None), ("30:00", 1800), ("2:00:00", 7200), ("1-00:00:00", 86400), ("", None)],
 )
 def test_limits_are_seconds(text: str, seconds: int | None) -> None:
-    assert slurm_inventory.parse_seconds(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -116,14 +117,40 @@ def test_the_first_name_of_a_list(names: str, first: str) -> None:
 
 
 def test_what_the_configuration_says_of_limits_and_plugins() -> None:
-    line = "AccountingStorageEnforce = associations,{}\nOther = limits\nJobSubmitPlugins = {}\n"
-    assert slurm_inventory.parse_rules(line.format("limits,qos", "(null)")) == {
-        "enforces_limits": True,
-        "rewrites_jobs": False,
-    }
-    assert slurm_inventory.parse_rules(line.format("safe", "lua")) == {"enforces_limits": True, "rewrites_jobs": True}
-    assert not slurm_inventory.parse_rules(line.format("qos", "lua"))["enforces_limits"]
-    assert not slurm_inventory.parse_rules("AccountingStorageEnforce = none\n")["enforces_limits"]
+    text = "AccountingStorageEnforce = associations,{}\nClusterName = test\nEnforcePartLimits = {}\n{} = {}\n"
+    rules = slurm_inventory.parse_rules(text.format("limits,qos", "NO", "JobSubmitPlugins", "(null)"))
+    assert rules == Rules("test", enforces_limits=True, checks_partitions=False, rewrites_jobs=False)
+    rules = slurm_inventory.parse_rules(text.format("safe", "ALL", "CliFilterPlugins", "lua"))
+    assert rules == Rules("test", enforces_limits=True, checks_partitions=True, rewrites_jobs=True)
+    assert not slurm_inventory.parse_rules(text.format("qos", "NO", "x", "y")).enforces_limits
+    assert not slurm_inventory.parse_rules("AccountingStorageEnforce = none\n").enforces_limits
+
+
+def test_accounts_on_other_clusters_of_the_database_are_left_out() -> None:
+    both = replace(INVENTORY, rules=Rules("test"), associations=slurm_inventory.parse_associations(
+        ASSOCIATIONS + ASSOCIATIONS.replace("test|", "cloud|")
+    ))  # fmt: skip
+    assert slurm_inventory._of_this_cluster(both).associations == INVENTORY.associations
+
+
+def test_a_single_qos_is_the_default() -> None:
+    (item,) = slurm_inventory.parse_associations("test|a|||long|||\n")
+    assert item.default_qos == "long"
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:a100:4(S:0-1),nvme:1", {"a100": 4}),
+        ("gpu:a100_1g.5gb:14,gpu:a100:2", {"a100_1g.5gb": 14, "a100": 2}),
+        ("gpu:tesla:no_consume:4", {"tesla": 4}),
+        ("shard:8,gpu:2", {"": 2}),
+        ("gpu:3090:4", {"3090": 4}),
+    ],
+)
+def test_gpus_of_gres(gres: str, gpus: dict[str, int]) -> None:
+    (group,) = slurm_inventory.parse_nodes(f"p|1|8|1:8:1|1000|{gres}|x|n1\n")
+    assert group.gpus == gpus
 
 
 # -- Nodes --
@@ -151,7 +178,7 @@ LACKING: list[tuple[dict[str, Any], str, str]] = [
         "trainer.num_nodes=2",
     ),
     ({"cores_per_task": 8}, "cluster.cores_per_gpu", "cluster.cores_per_gpu=4"),
-    ({"tasks_per_node": 17, "cores_per_task": 1}, "cluster.cores_per_gpu", "trainer.devices=16"),
+    ({"tasks_per_node": 17, "cores_per_task": 1}, "trainer.devices", "trainer.devices=16"),
     ({"memory_gb": 200}, "cluster.memory_gb", "cluster.memory_gb=125"),
     ({"request": "--gres=gpu:h100:4"}, "cluster.request", "--gres=gpu:a100:4"),
     ({"gpus_per_node": 16, "request": "--gpus-per-node=16"}, "trainer.devices", "trainer.devices=8"),
@@ -175,7 +202,7 @@ def with_qos(**limits_of_debug: Any) -> Inventory:
     """Return the inventory with the QoS debug, whose flags or limits are these."""
     flags = frozenset(limits_of_debug.pop("flags", ()))
     debug = QoS("debug", Limits(limits_of_debug.pop("max_seconds", None), limits_of_debug), flags)
-    return replace(INVENTORY, qos={"debug": debug, "part": QoS("part", Limits(3600))})
+    return replace(INVENTORY, qos={**INVENTORY.qos, "debug": debug, "part": QoS("part", Limits(3600))})
 
 
 @pytest.mark.parametrize(
@@ -187,27 +214,31 @@ def with_qos(**limits_of_debug: Any) -> Inventory:
         ({"walltime_seconds": 50000}, INVENTORY),  # with the account science
         ({"qos": "debug", "walltime_seconds": 10**6}, with_qos(flags=["PartitionTimeLimit"])),
         ({"qos": "debug", "nodes": 8}, with_qos(flags=["PartitionMaxNodes"])),
-        ({"qos": "debug", "walltime_seconds": 7200}, replace(with_qos(max_seconds=60), enforces_limits=False)),
+        ({"qos": "debug", "walltime_seconds": 7200}, replace(with_qos(max_seconds=60), rules=Rules())),
         ({"qos": "debug", "partition": "old"}, with_qos(max_seconds=60)),  # the partition's own QoS comes first
         ({"walltime_seconds": 10**6}, Inventory()),  # nothing is known
+        # Of an account that may be used, those below it may be used, too; Slurm reads names in lower case.
+        ({"partition": "old", "account": "science_part", "qos": "Normal"}, INVENTORY),
+        ({"qos": "long", "walltime_seconds": 10**6}, INVENTORY),  # a QoS of which nothing is known may lift limits
+        ({"nodes": 5}, replace(INVENTORY, rules=Rules(checks_partitions=True))),  # Slurm itself would have said so
+        ({"nodes": 5}, replace(INVENTORY, rules=slurm_inventory.UNKNOWN_RULES)),
         # A plugin may give the job another QoS and account.
-        ({"qos": "debug", "partition": "old"}, replace(with_qos(max_seconds=60), rewrites_jobs=True)),
-        ({"partition": "old", "qos": "long", "account": "third"}, replace(INVENTORY, rewrites_jobs=True)),
-        ({"walltime_seconds": 86401}, replace(with_qos(flags=["PartitionTimeLimit"]), rewrites_jobs=True)),
+        ({"qos": "debug", "partition": "old"}, replace(with_qos(max_seconds=60), rules=Rules(rewrites_jobs=True))),
+        ({"partition": "old", "qos": "long", "account": "third"}, replace(INVENTORY, rules=Rules(rewrites_jobs=True))),
+        ({"walltime_seconds": 86401}, replace(with_qos(flags=["PartitionTimeLimit"]), rules=Rules(rewrites_jobs=True))),
     ],
 )
 def test_what_may_start_is_not_rejected(changes: dict[str, Any], inventory: Inventory) -> None:
-    assert limits.problems(job(**changes), inventory) == []
+    assert limits.problems(job(**changes), inventory, is_accepted=True) == []
 
 
 EXCEEDED: list[tuple[dict[str, Any], Inventory, str, str]] = [
     ({"walltime_seconds": 86401}, INVENTORY, "cluster.time", "cluster.time=24:00:00"),
     ({"nodes": 5}, INVENTORY, "trainer.num_nodes", "trainer.num_nodes=4"),
-    ({"nodes": 5}, replace(INVENTORY, rewrites_jobs=True), "trainer.num_nodes", "trainer.num_nodes=4"),
+    ({"nodes": 5}, replace(with_qos(), rules=Rules(rewrites_jobs=True)), "trainer.num_nodes", "trainer.num_nodes=4"),
     ({"nodes": 1, "partition": "old"}, INVENTORY, "trainer.num_nodes", "trainer.num_nodes=2"),
-    ({"account": "other", "walltime_seconds": 43201}, INVENTORY, "cluster.time", "with account other"),
+    ({"account": "Other", "walltime_seconds": 43201}, INVENTORY, "cluster.time", "with account other"),
     ({"partition": "old", "qos": "long", "account": "science"}, INVENTORY, "cluster.qos", "debug, normal"),
-    ({"partition": "old", "account": "third"}, INVENTORY, "cluster.account", "other, science"),
     ({"qos": "debug"}, with_qos(max_seconds=60), "cluster.time", "with qos debug"),
     ({"qos": "debug"}, with_qos(node=1), "trainer.num_nodes", "with qos debug"),
     ({"qos": "debug"}, with_qos(**{"gres/gpu": 7}), "trainer.num_nodes x trainer.devices", "at most 7"),
@@ -226,11 +257,13 @@ EXCEEDED: list[tuple[dict[str, Any], Inventory, str, str]] = [
 def test_what_would_wait_for_ever_is_told_by_its_key(
     changes: dict[str, Any], inventory: Inventory, key: str, text: str
 ) -> None:
-    (problem,) = limits.problems(job(**changes), inventory)
+    (problem,) = limits.problems(job(**changes), inventory, is_accepted=True)
     assert problem.key == key and text in str(problem)
 
 
 def test_all_of_them_are_told_at_once() -> None:
-    keys = [problem.key for problem in limits.problems(job(nodes=9, walltime_seconds=10**6), INVENTORY)]
+    keys = [
+        problem.key for problem in limits.problems(job(nodes=9, walltime_seconds=10**6), INVENTORY, is_accepted=True)
+    ]
     assert keys == ["cluster.time", "trainer.num_nodes"]
     assert len(node_limits.problems(job(memory_gb=500, cores_per_task=9), CLUSTER, INVENTORY)) == 2
