@@ -156,8 +156,8 @@ REJECTED = [
     ({"license": "Apache2"}, "license=Apache-2.0"),
     ({"license": 'MIT"'}, "license=MIT"),
     ({"license": ""}, "license=LicenseRef-"),
-    ({"cluster": "nowhere"}, "must be one of berzelius, "),
-    ({"cluster": "../train"}, "must be one of berzelius, "),
+    ({"cluster": "nowhere"}, "must be one of abci3, "),
+    ({"cluster": "../train"}, "must be one of abci3, "),
     ({"account": "a b"}, "must contain only"),
     ({"account": "x; touch canary"}, "must contain only"),
 ]
