@@ -13,7 +13,7 @@ import pytest
 from conftest import REPO
 
 PROGRAMS = ["train.py", "submit.py", "plan.py", "report.py"]
-PROGRAMS += [f"tools/{name}.py" for name in ("board", "check", "comm", "export", "pack", "scale")]
+PROGRAMS += [f"tools/{name}.py" for name in ("board", "check", "cluster", "comm", "export", "pack", "scale")]
 
 # Imported before the check of the interpreter.
 READ_BEFORE = ["__init__", "run/__init__", "run/interpreter", "system/__init__", "system/former_names"]
