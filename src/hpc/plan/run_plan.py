@@ -14,7 +14,7 @@ from hpc.plan import fitting_changes, memory_check, plan_arguments, plan_text, t
 from hpc.plan.plan_arguments import PlanWords
 from hpc.plan.plan_text import RunPlan
 from hpc.plan.prediction import Prediction, predict
-from hpc.plan.setup import setup_from_config
+from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.whole_run import predict_checkpoint_cost, predict_finish
 
 
@@ -37,7 +37,8 @@ def plan_run(node: DictConfig, words: Sequence[str], *, own: PlanWords | None = 
     finish = None
     if prediction.step and steps:
         limit_seconds = walltime.walltime_seconds("cluster.time", cfg.cluster.time)
-        finish = predict_finish(prediction.step.seconds, steps, setup=prediction.setup, limit_seconds=limit_seconds)
+        num_gpus = _count_allocated_gpus(cfg, prediction.setup)
+        finish = predict_finish(prediction.step.seconds, steps, num_gpus=num_gpus, limit_seconds=limit_seconds)
     notes += plan_text.notes(prediction, cfg.cluster, steps=steps, finish=finish)
     change = None
     if machine and prediction.fits is False:
@@ -54,6 +55,12 @@ def plan_run(node: DictConfig, words: Sequence[str], *, own: PlanWords | None = 
         change=change,
         notes=notes,
     )
+
+
+def _count_allocated_gpus(cfg: Config, setup: ParallelLayout) -> int:
+    """Return the number of GPUs that a job of the run gets, idle ones of whole nodes included."""
+    cluster = cfg.cluster
+    return setup.nodes * cluster.gpus_per_node if cluster.whole_nodes and cluster.gpus_per_node else setup.world_size
 
 
 def _predict(cfg: Config, own: PlanWords, machine: Machine | None) -> Prediction:

@@ -32,10 +32,11 @@ class CheckpointCost:
     every_seconds: float  # between two of them, so that writing and failures together cost least
 
 
-def predict_finish(
-    step_seconds: float, num_steps: int, *, setup: ParallelLayout, limit_seconds: float | None
-) -> Finish | None:
+def predict_finish(step_seconds: float, num_steps: int, *, num_gpus: int, limit_seconds: float | None) -> Finish | None:
     """Predict the end of a run in jobs of at most `limit_seconds`, one after the other.
+
+    Args:
+        num_gpus: that a job gets, idle ones included.
 
     Returns:
         None if not even one step fits into such a job.
@@ -48,7 +49,7 @@ def predict_finish(
             return None
         requeues = max(0, math.ceil(num_steps / steps_per_job) - 1)
     seconds = num_steps * step_seconds + START_SECONDS * (requeues + 1)
-    return Finish(seconds, requeues, seconds * setup.world_size / 3600)
+    return Finish(seconds, requeues, seconds * num_gpus / 3600)
 
 
 def predict_checkpoint_cost(trace: Trace, setup: ParallelLayout) -> CheckpointCost:

@@ -323,6 +323,16 @@ def test_the_command(tmp_path):
 
 
 @pytest.mark.slow
+def test_idle_gpus_of_a_whole_node_are_paid_for():
+    words = [*GPT, "trainer=gpu", *JUWELS, "tokens=1e8", "--json"]
+    hours = [
+        json.loads(plan_py(*words, f"cluster.whole_nodes={value}").stdout)["finish"]["gpu_hours"]
+        for value in ("false", "true")
+    ]
+    assert hours[1] == pytest.approx(4 * hours[0])
+
+
+@pytest.mark.slow
 def test_a_plan_imports_no_torch():
     code = "import runpy, sys; runpy.run_path('plan.py', run_name='__main__'); print(*sys.modules)"
     command = [sys.executable, "-c", code, "trainer=ddp_4node", "cluster=slurm"]

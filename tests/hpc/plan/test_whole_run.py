@@ -20,7 +20,7 @@ BILLION = Trace((ParameterGroup("all", 10**9, 10**9, 10**9, num_tensors=1, buffe
 
 
 def test_without_a_limit_the_run_is_one_job() -> None:
-    finish = predict_finish(2.0, 1000, setup=FOUR_NODES, limit_seconds=None)
+    finish = predict_finish(2.0, 1000, num_gpus=32, limit_seconds=None)
     assert finish and (finish.seconds, finish.requeues) == (2000 + START_SECONDS, 0)
     assert finish.gpu_hours == pytest.approx(32 * (2000 + START_SECONDS) / 3600)
 
@@ -30,14 +30,14 @@ def test_each_job_starts_anew_and_ends_before_the_limit() -> None:
     limit, seconds = 7200.0, 7.0
     fit = int((limit - START_SECONDS - MAX_WARNING_SECONDS) // seconds)
     for steps, requeues in ((fit, 0), (fit + 1, 1), (3 * fit, 2)):
-        finish = predict_finish(seconds, steps, setup=FOUR_NODES, limit_seconds=limit)
+        finish = predict_finish(seconds, steps, num_gpus=32, limit_seconds=limit)
         assert finish and finish.requeues == requeues
         assert finish.seconds == pytest.approx(steps * seconds + START_SECONDS * (requeues + 1))
         assert finish.seconds <= (requeues + 1) * limit
 
 
 def test_a_step_longer_than_a_job_never_ends() -> None:
-    assert predict_finish(7200.0, 1, setup=FOUR_NODES, limit_seconds=3600.0) is None
+    assert predict_finish(7200.0, 1, num_gpus=32, limit_seconds=3600.0) is None
 
 
 @pytest.mark.parametrize(
