@@ -24,8 +24,9 @@ from hpc.config.errors import ConfigError
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.jobs import pbs_inventory, slurm_inventory
 from hpc.jobs.inventory import Inventory
-from hpc.studies import cluster_facts, cluster_file, node_probe
-from hpc.studies.cluster_facts import Choice, Fact
+from hpc.studies import cluster_choices, cluster_facts, cluster_file, node_probe
+from hpc.studies.cluster_choices import Choice
+from hpc.studies.cluster_facts import Fact
 from hpc.system.files import write_atomically
 
 
@@ -51,17 +52,17 @@ def main() -> int:
     path = project.CONFIGS / "cluster" / f"{arguments.name}.yaml"
     existing = _read_existing(path, is_wanted=arguments.compare)
     scheduler, inventory = ask_scheduler()
-    choices = cluster_facts.list_choices(inventory)
+    choices = cluster_choices.list_choices(inventory)
     word, partition = inventory.partition_word, arguments.partition or existing.get("partition")
     if arguments.compare and partition not in (None, *(choice.partition.name for choice in choices)):
         print(f"partition: the file has {partition}, which is no {word} with GPUs here; compared with another one:")
         partition = None
-    choice = cluster_facts.choose(choices, partition=partition, gpu_type=arguments.gpu, word=word)
+    choice = cluster_choices.choose(choices, partition=partition, gpu_type=arguments.gpu, word=word)
     if scheduler == "slurm":
         choice = slurm_choice(choice)
     probed = node_probe.probe(scheduler, options=_job_options(choice, scheduler, arguments)) if arguments.job else None
     facts = [Fact("scheduler", scheduler, "it is installed here"), Fact("login_host", login_host(), "this machine")]
-    facts += cluster_facts.collect(choice, inventory, scheduler=scheduler, probed=probed)
+    facts += cluster_facts.list_facts(choice, inventory, scheduler=scheduler, probed=probed)
     if arguments.compare:
         lines = cluster_file.compare(existing, facts)
         print("\n".join(lines) or f"{path} has no differences from what the scheduler reports")
@@ -121,7 +122,7 @@ def login_host() -> str:
 
 def slurm_choice(choice: Choice) -> Choice:
     """Return a choice with the CPUs and the memory that jobs may use: a site may keep some of each for itself."""
-    return cluster_facts.subtract_reserved(choice, slurm_inventory.query_node(choice.nodes.example))
+    return cluster_choices.subtract_reserved(choice, slurm_inventory.query_node(choice.nodes.example))
 
 
 def _job_options(choice: Choice, scheduler: str, arguments: argparse.Namespace) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from hpc.config.sections import ClusterConfig
-from hpc.studies.cluster_facts import Choice, Fact, is_same_request
+from hpc.studies.cluster_choices import Choice
+from hpc.studies.cluster_facts import Fact, is_same_request
 
 COMMENT_COLUMN = 40
 

@@ -12,8 +12,9 @@ from hpc.config.errors import ConfigError
 from hpc.jobs import job_states, slurm_inventory
 from hpc.jobs.inventory import Inventory
 from hpc.programs import cluster
-from hpc.studies import cluster_facts, cluster_file, node_probe
-from hpc.studies.cluster_facts import Choice, Fact
+from hpc.studies import cluster_choices, cluster_facts, cluster_file, node_probe
+from hpc.studies.cluster_choices import Choice
+from hpc.studies.cluster_facts import Fact
 
 CONFIGS = project.CONFIGS
 PBS_SYSTEMS = Path(__file__).parents[1] / "jobs" / "pbs_systems"
@@ -206,13 +207,13 @@ def test_the_file_of_a_pbs_cluster(login: Login, system: str, words: list[str], 
 
 
 def choice(partition: str = "gpu") -> Choice:
-    return cluster_facts.choose(
-        cluster_facts.list_choices(INVENTORY), partition=partition, gpu_type=None, word="partition"
+    return cluster_choices.choose(
+        cluster_choices.list_choices(INVENTORY), partition=partition, gpu_type=None, word="partition"
     )
 
 
 def fact(key: str, probed: node_probe.ProbedNode | None = None) -> Fact:
-    facts = cluster_facts.collect(choice(), INVENTORY, scheduler="slurm", probed=probed)
+    facts = cluster_facts.list_facts(choice(), INVENTORY, scheduler="slurm", probed=probed)
     return next(fact for fact in facts if fact.key == key)
 
 
@@ -244,24 +245,24 @@ a line that a module has printed
 
 def test_what_a_site_keeps_of_a_node_is_left_out() -> None:
     node = {"CPUEfctv": "14", "MemSpecLimit": "2000"}
-    assert cluster_facts.subtract_reserved(choice(), node).nodes.cpus == 14
-    assert cluster_facts.subtract_reserved(choice(), node).nodes.memory_mb == 62000
-    assert cluster_facts.subtract_reserved(choice(), {"CoreSpecCount": "2"}).nodes.cpus == 12  # cores of two threads
-    assert cluster_facts.subtract_reserved(choice(), {}) == choice()
+    assert cluster_choices.subtract_reserved(choice(), node).nodes.cpus == 14
+    assert cluster_choices.subtract_reserved(choice(), node).nodes.memory_mb == 62000
+    assert cluster_choices.subtract_reserved(choice(), {"CoreSpecCount": "2"}).nodes.cpus == 12  # cores of two threads
+    assert cluster_choices.subtract_reserved(choice(), {}) == choice()
 
 
 def test_of_two_kinds_in_one_partition_a_feature_tells_them_apart() -> None:
     nodes = "q*|8|16|2:4:1|64000|gpu:4|a100,ib|g[1-8]\nq*|4|16|2:4:1|64000|gpu:4|v100,ib|v[1-4]\n"
     partitions = slurm_inventory.parse_partitions(PARTITIONS.replace("=gpu", "=q").splitlines()[0])
     inventory = Inventory(partitions, slurm_inventory.parse_nodes(nodes))
-    best = cluster_facts.list_choices(inventory)[0]
-    facts = {fact.key: fact.value for fact in cluster_facts.collect(best, inventory, scheduler="slurm", probed=None)}
+    best = cluster_choices.list_choices(inventory)[0]
+    facts = {fact.key: fact.value for fact in cluster_facts.list_facts(best, inventory, scheduler="slurm", probed=None)}
     assert facts["constraint"] == "a100"
 
 
 def slurm_choices(partitions: str, nodes: str) -> list[Choice]:
     both = slurm_inventory.parse_partitions(partitions), slurm_inventory.parse_nodes(nodes)
-    return cluster_facts.list_choices(Inventory(*both))
+    return cluster_choices.list_choices(Inventory(*both))
 
 
 def test_what_the_user_may_not_name_or_loses_or_is_a_slice_comes_last() -> None:
@@ -293,7 +294,7 @@ def test_the_default_partition_comes_first_if_it_has_a_few_nodes() -> None:
     few, many = "gpu*|{}|8|1:8:1|1|gpu:1|x|g1\n", "cpu|90|8|1:8:1|1|gpu:8|x|c1\n"
     for number, first in ((3, "cpu"), (4, "gpu")):
         inventory = Inventory(partitions, slurm_inventory.parse_nodes(few.format(number) + many))
-        assert cluster_facts.list_choices(inventory)[0].partition.name == first
+        assert cluster_choices.list_choices(inventory)[0].partition.name == first
 
 
 def test_a_file_holds_text_as_yaml_reads_it() -> None:
@@ -311,4 +312,4 @@ def test_a_file_holds_text_as_yaml_reads_it() -> None:
 
 def test_a_choice_must_exist() -> None:
     with pytest.raises(ConfigError, match="must have a queue that is up"):
-        cluster_facts.choose([], partition=None, gpu_type=None, word="queue")
+        cluster_choices.choose([], partition=None, gpu_type=None, word="queue")
