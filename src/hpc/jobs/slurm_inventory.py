@@ -39,10 +39,10 @@ def query(*, uid: int) -> Inventory:
         questions["associations"] = ((*ASSOCIATIONS, f"user={name}", ASSOCIATION_COLUMNS), parse_associations)
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = dict(zip(questions, pool.map(_ask, questions.values()), strict=True))
-    answered = {part: answer for part, answer in answers.items() if answer is not None}
+    answered: dict[str, Any] = {part: answer for part, answer in answers.items() if answer is not None}
     unanswered = {questions[part][0][0] for part in questions if part not in answered}
-    inventory = Inventory(**{"rules": UNKNOWN_RULES} | answered, unanswered=tuple(sorted(unanswered)))
-    return _of_this_cluster(inventory)
+    answered.setdefault("rules", UNKNOWN_RULES)
+    return _of_this_cluster(Inventory(**answered, unanswered=tuple(sorted(unanswered))))
 
 
 def _of_this_cluster(inventory: Inventory) -> Inventory:
