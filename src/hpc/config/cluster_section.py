@@ -55,9 +55,9 @@ BASH_VARIABLE = r'\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(?:[?-][^"`\\${}]*)?\}'
 class ClusterConfig:
     """The machine, and what its scheduler is asked for. Leave a key null if its value is unknown.
 
-    Each file in a project's configs/cluster/ begins with `defaults: [base]` and sets what differs. To add your cluster,
-    copy slurm.yaml there to NAME.yaml, with that name. NAME.sh beside it, if there is one, is sourced by env.sh and by
-    jobs: module load ...
+    Each file in a project's configs/cluster/ begins with `defaults: [base]` and sets what differs.
+    `python tools/cluster.py NAME`, typed on a login node, writes one for your cluster. NAME.sh beside it, if there is
+    one, is sourced by env.sh and by jobs: module load ...
     """
 
     name: str = "base"  # the name of the file
