@@ -71,7 +71,7 @@ def _runs_jobs_of(node: Mapping[str, str], queue: str, fields: Mapping[str, str]
     if fields.get("hasnodes") == "True" or "queue" in node:
         return node.get("queue") == queue
     added = {key.removeprefix(CHUNK): value for key, value in fields.items() if key.startswith(CHUNK)}
-    required = {f"{name}={value}" for name, value in added.items() if name != "mpiprocs"}
+    required = {f"{name}={value}" for name, value in added.items()}
     return {word for word in required if _is_feature(word)} <= _features(node)
 
 

@@ -289,6 +289,29 @@ def test_nodes_that_differ_by_some_memory_or_a_rack_are_one_kind() -> None:
     assert (choice.nodes.num_nodes, choice.nodes.memory_mb, choice.nodes.features) == (5, 1001, {"v100"})
 
 
+@pytest.mark.parametrize(
+    ("qos_of_partition", "qos_of_user", "facts"),
+    [
+        ("train", "normal,train", {"qos": "train", "time": "00:20:00"}),
+        ("train,long", "normal,train,long", {"qos": None}),
+        ("normal,train", "normal,train", {"time": "00:10:00"}),  # the default one may be used
+        ("ALL", "normal,train", {"time": "00:10:00"}),
+    ],
+)
+def test_the_qos_that_a_job_must_name_and_its_longest_time(
+    qos_of_partition: str, qos_of_user: str, facts: dict[str, str | None]
+) -> None:
+    inventory = Inventory(
+        slurm_inventory.parse_partitions(PARTITIONS.replace("AllowQos=ALL", f"AllowQos={qos_of_partition}")),
+        slurm_inventory.parse_nodes(NODES),
+        slurm_inventory.parse_associations(f"test|science||normal|{qos_of_user}|||\n"),
+        slurm_inventory.parse_qos("normal||00:10:00|||\ntrain||00:20:00|||\nlong|||||\n"),
+    )
+    best = cluster_choices.list_choices(inventory)[0]
+    listed = cluster_facts.list_facts(best, inventory, scheduler="slurm", probed=None)
+    assert {fact.key: fact.value for fact in listed if fact.key in ("qos", "time")} == facts
+
+
 def test_the_default_partition_comes_first_if_it_has_a_few_nodes() -> None:
     partitions = slurm_inventory.parse_partitions(PARTITIONS)
     few, many = "gpu*|{}|8|1:8:1|1|gpu:1|x|g1\n", "cpu|90|8|1:8:1|1|gpu:8|x|c1\n"

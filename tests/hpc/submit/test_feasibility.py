@@ -138,6 +138,14 @@ def test_a_job_for_another_cluster_is_not_compared_with_this_one(desk: Desk) -> 
     assert desk.type(*WORDS, "trainer.num_nodes=8", "cluster.options=['--clusters=other']") == 0
 
 
+def test_variables_of_the_shell_do_not_change_what_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(desk, 'echo "sbatch: Job 5 to start at 2030-01-02T03:04:05"')
+    for variable in ("SLURM_CLUSTERS", "SINFO_PARTITION", "SCONTROL_ALL"):
+        monkeypatch.setenv(variable, "other")
+    desk.command("sinfo", f'[ -z "$SLURM_CLUSTERS$SINFO_PARTITION$SCONTROL_ALL" ] || exit 1; echo "{NODES}"')
+    assert desk.type(*WORDS) == 0 and "gave no usable answer" not in desk.err
+
+
 def test_a_start_in_another_form_is_not_printed(desk: Desk) -> None:
     answers(desk, 'echo "sbatch: Job 5 to start at 12/24-03:04:05"')
     assert desk.type(*WORDS) == 0 and "expects" not in desk.out
