@@ -58,7 +58,7 @@ def test_a_script_of_slurm(command, desk):
 
 def test_a_job_that_no_node_can_ever_run_is_told(desk):
     done = desk.python("submit.py", "cluster=test", *QUIET, "run_dir=runs/large", "cluster.cores_per_gpu=512")
-    assert done.returncode == 2 and "the job would wait for ever, and is not queued" in done.stderr, done.stderr
+    assert done.returncode == 2 and "cluster.cores_per_gpu must be at most 8" in done.stderr, done.stderr
     assert not (desk.project / "runs" / "large").exists()
 
 
