@@ -28,6 +28,8 @@ NO_SUCH_NODES = "Requested node configuration is not available"
 # Other messages about what will not change while a job waits (slurm_errno.c), and the keys that they are about. All
 # others may pass, such as a node that is down; what they mean is left to sbatch itself.
 FINAL_MESSAGES = {
+    "CPU count per node can not be satisfied": "trainer.devices, cluster.cores_per_gpu",
+    "Memory specification can not be satisfied": "cluster.memory_gb",
     "More processors requested than permitted": node_limits.KEYS_OF_NODES,
     "Memory required by task is not available": "cluster.memory_gb",
     "Node count specification invalid": "trainer.num_nodes",
