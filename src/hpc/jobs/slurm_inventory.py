@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hpc.jobs.inventory import Association, Inventory, Limits, NodeGroup, Partition, QoS, Rules, parse_seconds
@@ -30,7 +31,7 @@ UNKNOWN_RULES = Rules(checks_partitions=True, rewrites_jobs=True)
 def query(*, uid: int) -> Inventory:
     """Return what Slurm reports to this user. Each command is asked once, all at the same time."""
     questions: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
-        "partitions": (PARTITIONS, parse_partitions),
+        "partitions": (PARTITIONS, partial(parse_partitions, groups=_group_names())),
         "nodes": (NODES, parse_nodes),
         "rules": (RULES, parse_rules),
         "qos": (QOS, parse_qos),
@@ -42,10 +43,10 @@ def query(*, uid: int) -> Inventory:
     answered: dict[str, Any] = {part: answer for part, answer in answers.items() if answer is not None}
     unanswered = {questions[part][0][0] for part in questions if part not in answered}
     answered.setdefault("rules", UNKNOWN_RULES)
-    return _of_this_cluster(Inventory(**answered, unanswered=tuple(sorted(unanswered))))
+    return leave_out_other_clusters(Inventory(**answered, unanswered=tuple(sorted(unanswered))))
 
 
-def _of_this_cluster(inventory: Inventory) -> Inventory:
+def leave_out_other_clusters(inventory: Inventory) -> Inventory:
     """Return an inventory without this user's accounts on other clusters of the same database."""
     name = inventory.rules.cluster
     return replace(inventory, associations=tuple(item for item in inventory.associations if name in ("", item.cluster)))
@@ -76,9 +77,13 @@ def parse_rules(text: str) -> Rules:
     )
 
 
-def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """Return the partitions in the output of scontrol. Raise `ValueError` or `KeyError` if it is something else."""
-    return tuple(_partition(read_fields(line)) for line in text.splitlines() if line.strip())
+def parse_partitions(text: str, *, groups: frozenset[str] = frozenset()) -> tuple[Partition, ...]:
+    """Return the partitions in the output of scontrol. Raise `ValueError` or `KeyError` if it is something else.
+
+    Args:
+        groups: names of this user's groups.
+    """
+    return tuple(_partition(read_fields(line), groups) for line in text.splitlines() if line.strip())
 
 
 def read_fields(line: str) -> dict[str, str]:
@@ -87,13 +92,13 @@ def read_fields(line: str) -> dict[str, str]:
     return {key: value for key, equals, value in pairs if equals}
 
 
-def _partition(fields: Mapping[str, str]) -> Partition:
+def _partition(fields: Mapping[str, str], groups: frozenset[str]) -> Partition:
     max_nodes, qos, qos_names = fields["MaxNodes"], fields.get("QoS", "N/A"), fields.get("AllowQos", "ALL")
     return Partition(
         name=fields["PartitionName"],
         is_default=fields["Default"] == "YES",
         is_up=fields["State"] == "UP",
-        is_open=_is_open(fields),
+        is_open=_is_open(fields, groups),
         is_preemptible=fields.get("PreemptMode", "OFF") != "OFF",
         max_seconds=parse_seconds(fields["MaxTime"]),
         min_nodes=int(fields["MinNodes"]),
@@ -104,21 +109,22 @@ def _partition(fields: Mapping[str, str]) -> Partition:
     )
 
 
-def _is_open(fields: Mapping[str, str]) -> bool:
+def _is_open(fields: Mapping[str, str], groups: frozenset[str]) -> bool:
     """Return whether this user may name a partition: a group may be needed, and hidden ones are not for all."""
-    groups = fields.get("AllowGroups", "ALL")
-    is_member = groups == "ALL" or bool(set(groups.split(",")) & _group_names())
+    allowed = fields.get("AllowGroups", "ALL")
+    is_member = allowed == "ALL" or bool(groups.intersection(allowed.split(",")))
     return is_member and "YES" not in (fields.get("Hidden"), fields.get("RootOnly"))
 
 
-def _group_names() -> set[str]:
+def _group_names() -> frozenset[str]:
+    """Return the names of this user's groups."""
     names = set()
     for gid in {os.getgid(), *os.getgroups()}:
         try:
             names.add(grp.getgrgid(gid).gr_name)
         except KeyError:
             continue
-    return names
+    return frozenset(names)
 
 
 def parse_nodes(text: str) -> tuple[NodeGroup, ...]:

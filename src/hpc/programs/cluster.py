@@ -91,7 +91,7 @@ def _read_existing(path: Path, *, is_wanted: bool) -> dict[str, Any]:
 
 
 def ask_scheduler() -> tuple[str, Inventory]:
-    """Return slurm or pbs, and what it tells. Raise `ConfigError` if there is none, or none answers.
+    """Return slurm or pbs, and what it reports. Raise `ConfigError` if there is none, or none answers.
 
     Some sites have wrappers of the other one's commands: the scheduler is the one that answers.
     """

@@ -8,7 +8,7 @@ from hpc.monitor.event_files import RunCurves
 from hpc.run.history import AttemptRecord
 
 TAGS = ("perf/slowest_rank", "perf/own_seconds_slowest_rank", "perf/own_seconds_fastest_rank")
-# Some rank is always the slowest one. Of two equal ranks, one is so by chance in 9 of 10 exchanges of every 50th run.
+# Some rank is always the slowest. Of two equally fast ones, one is so in 9 of 10 exchanges by chance in 2 % of runs.
 MIN_EXCHANGES = 10
 MIN_SHARE_OF_EXCHANGES = 0.9
 MIN_SHARE_OF_STEP = 0.1  # that the others wait: with less to gain, looking for another node is not worth it

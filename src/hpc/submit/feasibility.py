@@ -53,12 +53,12 @@ def reject_impossible_job(job: Job, cfg: Config, script: str) -> datetime | None
     Returns:
         When Slurm expects to start it; None if that is not known.
     """
-    is_other_cluster = any(re.match(r"--clusters\b|-M", option) for option in job.options)
     if cfg.cluster.scheduler == "pbs":
         inventory = pbs_inventory.query()
         raise_problems(problems_on_pbs(job, cfg.cluster, inventory))
         note_unanswered(inventory)
         return None
+    is_other_cluster = any(re.match(r"--clusters\b|-M", option) for option in job.options)
     with ThreadPoolExecutor(1) as pool:
         answer = None if is_other_cluster else pool.submit(slurm_inventory.query, uid=os.getuid())
         message = test_script(script)

@@ -62,6 +62,12 @@ def test_partitions_are_read_as_scontrol_prints_them() -> None:
     assert (cpu.max_seconds, cpu.is_exclusive) == (None, False)
 
 
+def test_a_partition_of_a_group_is_open_to_its_members() -> None:
+    text = PARTITIONS.splitlines()[0].replace("AllowGroups=ALL", "AllowGroups=lab,staff")
+    for groups, is_open in ((frozenset({"lab", "x"}), True), (frozenset({"x"}), False)):
+        assert slurm_inventory.parse_partitions(text, groups=groups)[0].is_open is is_open
+
+
 def test_nodes_are_read_as_sinfo_prints_them() -> None:
     first, large, old, cpu = INVENTORY.nodes
     assert (first.partition, first.num_nodes, first.cpus, first.threads_per_core) == ("gpu", 8, 16, 2)
@@ -130,7 +136,7 @@ def test_accounts_on_other_clusters_of_the_database_are_left_out() -> None:
     both = replace(INVENTORY, rules=Rules("test"), associations=slurm_inventory.parse_associations(
         ASSOCIATIONS + ASSOCIATIONS.replace("test|", "cloud|")
     ))  # fmt: skip
-    assert slurm_inventory._of_this_cluster(both).associations == INVENTORY.associations
+    assert slurm_inventory.leave_out_other_clusters(both).associations == INVENTORY.associations
 
 
 def test_a_single_qos_is_the_default() -> None:
